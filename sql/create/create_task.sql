@@ -1,8 +1,10 @@
--- Creates a task in the caller's transaction. Two inserts, the task and its ring: nothing shared is locked, updated or waited for, in any
--- isolation level (I2); only equal idempotency keys wait for each other.
--- Returns the id of the task; with a known idempotency key, the id of the task that has it; unless p_unique is 'waiting': then that task makes room for this
--- one if it waits. It is not returned in this one's stead, because it may begin before this transaction commits, and see nothing of it.
--- Raises QF001 to QF010 (see _check_task), QF003 unknown queue, 42501 the queue is for another role, QF016 the queue is draining (a known idempotency key is answered all the same).
+-- Creates a task in the caller's transaction with two inserts, the task and its ring. Nothing shared is locked, updated or waited for, in any isolation level
+-- (I2). Only equal idempotency keys wait for each other.
+-- Returns the id of the task, or, if the idempotency key is known, the id of the task that has it. With p_unique = 'waiting' a new task is created all the
+-- same, and the one that has the key makes room for it if it still waits: its id is not returned, because it may begin before this transaction commits and
+-- would see nothing of it.
+-- Raises QF001 to QF010 (see _check_task), QF003 unknown queue, 42501 the queue is for another role, QF016 the queue is draining (a known idempotency key is
+-- still answered).
 create function fairq.create_task(
   p_group_key text, p_payload jsonb, p_queue text default 'default', p_kind text default 'default', p_priority integer default null,
   p_run_at timestamptz default null, p_expires_at timestamptz default null, p_max_attempts integer default null, p_cost double precision default null,
@@ -38,7 +40,8 @@ begin
   v_id := nextval('fairq.task_ids');
   if p_unique is not null or p_idempotency_key is not null then
     v_known_id := fairq._take_idempotency_key(
-      case when v_settings.moving_from is null then array[v_shard_no] else fairq._key_homes(p_group_key) end, p_queue, p_group_key, p_idempotency_key, p_unique, p_kind, p_payload, v_id);
+      case when v_settings.moving_from is null then array[v_shard_no] else fairq._key_homes(p_group_key) end,
+      p_queue, p_group_key, p_idempotency_key, p_unique, p_kind, p_payload, v_id);
     if v_known_id is not null then return v_known_id; end if;
   end if;
   if v_settings.draining_at is not null then perform fairq._refuse_draining(p_queue); end if;
@@ -57,15 +60,15 @@ begin
   values (v_shard_no, p_queue, p_group_key, p_user_key, case when not v_scheduled then v_settings.priority end, case when not v_scheduled then v_id end,
     case when v_scheduled then p_run_at end, p_concurrency_key is not null, v_announce);
 
-  -- Also for a scheduled task: a worker that sleeps learns when to wake up.
+  -- A scheduled task is announced as well: a worker that sleeps learns when to wake up.
   if v_announce then perform pg_notify('fairq', p_queue); end if;
   return v_id;
 end;
 $$;
 comment on function fairq.create_task is 'Creates a task in the caller''s transaction, without waiting for anyone. Returns its id.';
 
--- What holds for a new task: what its creator says, else what its kind declares, else its queue. The max_attempts of a kind is also the most.
--- No row: there is no such queue. Without "set search_path": inlined into the statement that asks.
+-- The settings of a new task: its creator's, else its kind's, else its queue's. The max_attempts of a kind is also an upper limit.
+-- No row: there is no such queue. Without "set search_path", so that it is inlined into the statement that asks.
 create function fairq._options(p_queue text, p_kind text, p_max_attempts integer, p_priority integer, p_cost double precision, p_timeout interval)
 returns table (
   shard_count integer, moving_from integer, payload_limit integer, notify boolean, draining_at timestamptz, enqueue_role text, max_attempts integer, priority integer,
@@ -80,7 +83,7 @@ language sql stable rows 1 as $$
   where q.queue = p_queue and not q.internal
 $$;
 
--- Whether what each task says for itself is worth a closer look. Without "set search_path": inlined, so that the many that are as they ought to be cost no call.
+-- Whether _check_task should look at a task. Without "set search_path", so that it is inlined: the many tasks that are in order cost no call.
 create function fairq._is_odd(
   p_group_key text, p_payload jsonb, p_payload_limit integer, p_priority integer, p_cost double precision, p_idempotency_key text, p_concurrency_key text,
   p_user_key text
@@ -95,8 +98,8 @@ language sql stable as $$
     or p_user_key = '' or octet_length(p_user_key) > 500
 $$;
 
--- What is wrong with a task, said clearly, before anything is written.
--- Raises QF001 group key, QF002 payload, QF006 other keys, QF008 cost, QF009 times, QF007 attempts.
+-- Refuses a task that is not in order, with a clear message, before anything is written.
+-- Raises QF001 group key, QF002 payload, QF006 other keys, QF007 priority and attempts, QF008 cost, QF009 times.
 create function fairq._check_task(
   p_group_key text, p_payload jsonb, p_payload_limit integer, p_kind text, p_priority integer, p_run_at timestamptz, p_expires_at timestamptz,
   p_max_attempts integer, p_cost double precision, p_timeout interval, p_idempotency_key text, p_concurrency_key text, p_headers jsonb,
@@ -104,8 +107,8 @@ create function fairq._check_task(
 ) returns void
 language plpgsql stable set search_path = pg_catalog, pg_temp as $$
 declare
-  -- The code, what of it, is what, and what to do. Times are in every time zone. Workers keep a length of time in types that end somewhere: one task
-  -- that none of them can read would stop them all.
+  -- The code, the part that is wrong, what is wrong with it, and what to do. Times must be valid in every time zone. Timeouts are bounded because workers keep
+  -- them in types of limited range: one task that no worker can read would stop them all.
   v_wrong text[] := case
     when p_group_key is null or p_group_key = '' or octet_length(p_group_key) > 500
       then array['QF001']
@@ -145,13 +148,13 @@ begin
 end;
 $$;
 
--- Whether JSON is worth to be measured as text, which costs 2 us a KB. One number can have 131,000 digits in twelve bytes: so JSON that is not measured has
--- at most 22 MB of text, and not the gigabyte of which every pop would fail. "#>" unpacks what a table had compressed.
--- Stable, as pg_column_size is, without "set search_path": so it is inlined into the statement that asks, which saves 4 us a task.
+-- Whether JSON may be so large that its text has to be measured, which costs 2 us a KB. A number of twelve bytes can have 131,000 digits, so JSON that is not
+-- measured has at most 22 MB of text. Without this bound a text of a gigabyte could get in, and every pop would fail. "#>" unpacks what a table had compressed.
+-- Stable, as pg_column_size is, and without "set search_path", so that it is inlined: that saves 4 us a task.
 create function fairq._is_large(p_json jsonb, p_most integer) returns boolean
 language sql stable as $$ select pg_column_size(p_json #> '{}') > least(2048, p_most / 4) $$;
 
--- Whether JSON has more than so many bytes of text; also when it has more than the server can make.
+-- Whether the text of JSON is longer than p_most bytes, or longer than the server can make.
 create function fairq._is_longer(p_json jsonb, p_most integer) returns boolean
 language plpgsql immutable set search_path = pg_catalog, pg_temp as $$
 begin
@@ -161,12 +164,12 @@ exception when program_limit_exceeded or out_of_memory then
 end;
 $$;
 
--- Takes an idempotency key for a task, unless another one has it. Equal keys wait for each other here, and only here, until the first one's transaction ends.
--- With p_unique it is taken from the task that has it, which ends as cancelled unless it has begun: at the next promotion, or when it comes back.
--- Returns the id of the task that has the key already; null: the key is ours.
--- Raises QF010 when that task has another payload or kind (unless p_any: whatever it is), QF006 when p_unique is not 'waiting', or has no key; in REPEATABLE
--- READ and above, the usual 40001 when the other task came after the snapshot.
--- p_shard_nos: where the key is taken, one after the other; while groups move that is the old and the new place of its group, see _key_homes.
+-- Takes an idempotency key for a task, unless another task has it. Here, and only here, creators wait: for another transaction that takes the same key.
+-- With p_unique the key is taken away from the task that has it. That task ends as cancelled unless it has begun: at the next promotion, or when it comes back.
+-- Returns the id of the task that already has the key, or null: the key is ours.
+-- Raises QF010 when that task has another payload or kind (not with p_any), QF006 when p_unique is not 'waiting' or comes without a key; in REPEATABLE READ and
+-- above the usual 40001 when the other task came after the snapshot.
+-- p_shard_nos: where the key is taken, one after the other. While groups move these are the old and the new place of its group, see _key_homes.
 -- Locks: idempotency_keys, one row in each.
 create function fairq._take_idempotency_key(
   p_shard_nos integer[], p_queue text, p_group_key text, p_idempotency_key text, p_unique text, p_kind text, p_payload jsonb, p_id bigint,
@@ -174,7 +177,7 @@ create function fairq._take_idempotency_key(
 ) returns bigint
 language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
-  -- What the task does.
+  -- Says what the task does.
   v_fingerprint text := md5(p_kind || ' ' || p_payload::text);
   v_known_id bigint;
   v_known_fingerprint text;
@@ -187,7 +190,7 @@ begin
   end if;
   <<places>>
   foreach v_shard_no in array p_shard_nos loop
-    -- Once more where the key was swept between two statements, or taken from its task.
+    -- Repeated where the key was swept, or taken from its task, between two statements.
     loop
       insert into fairq.idempotency_keys as k (shard_no, queue, group_key, idempotency_key, task_id, fingerprint, created_at)
       values (v_shard_no, p_queue, p_group_key, p_idempotency_key, p_id, v_fingerprint, fairq._now())
@@ -197,7 +200,7 @@ begin
         select k.task_id, k.fingerprint into v_known_id, v_known_fingerprint from fairq.idempotency_keys k
         where k.shard_no = v_shard_no and k.queue = p_queue and k.group_key = p_group_key and k.idempotency_key = p_idempotency_key;
         exit places when v_known_id <> p_id;
-        -- Of one that ended it may still be its own, and it keeps it: who would take it from there waits.
+        -- The key is this task's own already, as with one that ended and is retried. It keeps the key: anyone who wants to take it from there waits.
         perform from fairq.idempotency_keys k
         where k.shard_no = v_shard_no and k.queue = p_queue and k.group_key = p_group_key and k.idempotency_key = p_idempotency_key and k.task_id = p_id
         for update;
@@ -211,7 +214,7 @@ begin
     end loop;
   end loop places;
   if p_unique is not null or coalesce(v_known_id, p_id) = p_id then return null; end if;
-  -- It was found at the new place only: what was taken at the old one is given back.
+  -- The key was known at the new place only, so the one just taken at the old place is given back.
   if cardinality(p_shard_nos) > 1 then
     delete from fairq.idempotency_keys k
     where k.shard_no = any(p_shard_nos) and k.queue = p_queue and k.group_key = p_group_key and k.idempotency_key = p_idempotency_key and k.task_id = p_id;
@@ -225,13 +228,13 @@ begin
 end;
 $$;
 
--- Whether workers have been told by NOTIFY of something in this domain that no promotion has heard yet. Another NOTIFY would tell them nothing, and it is dear: it
--- takes a database-wide lock that is held until the commit is on disk, so all who notify commit one after the other.
--- A promotion that is under way may hear that ring and not the caller's. So NOTIFY is a hint: whoever sleeps looks again a few milliseconds
--- after it last found something, then after pauses that double (see the worker). Of a transaction open for as long it learns about as much later.
--- Only in READ COMMITTED: an older snapshot knows nothing of what was heard since, and what SERIALIZABLE reads here would make enqueuers fail for each other.
--- One look-up each in ticks and rings: of an open transaction one ring is announced at most, however many it has.
--- Stable, without "set search_path": inlined into the statement that asks.
+-- Whether a NOTIFY is under way for this domain: one whose ring no promotion has heard yet. A second NOTIFY would tell workers nothing new, and it is
+-- expensive: it takes a database-wide lock and holds it until the commit is on disk, so sessions that notify commit one after the other.
+-- A promotion that runs right now may hear that ring and miss the caller's. So NOTIFY is a hint only: a worker that sleeps looks again a few milliseconds after
+-- it last found something, and then after pauses that double. It learns of a transaction that was open for longer about as much later.
+-- In READ COMMITTED only: an older snapshot does not know what was heard since, and in SERIALIZABLE these reads would make creators fail for each other.
+-- Cost: one look-up in ticks and one in rings. An open transaction announces at most one of its rings, however many it has.
+-- Stable and without "set search_path", so that it is inlined into the statement that asks.
 create function fairq._announced(p_shard_no integer, p_queue text) returns table (is_announced boolean)
 language sql stable rows 1 as $$
   select case

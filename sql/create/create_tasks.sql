@@ -1,7 +1,7 @@
--- Creates many tasks with one call; each array has one element per task, the other options hold for all of them.
--- One ring per group, user and priority, not per task.
+-- Creates many tasks with one call. Each array has one element per task; the other options hold for all tasks.
+-- It writes one ring per group, user and priority, not one per task.
 -- Returns the ids in the order of the input.
--- Raises what create_task raises, and QF011 when the arrays differ in length. Nothing is created then.
+-- Raises what create_task raises, and QF011 when the arrays differ in length. Then nothing is created.
 create function fairq.create_tasks(
   p_group_keys text[], p_payloads jsonb[], p_queue text default 'default', p_kind text default 'default', p_priority integer default null,
   p_run_at timestamptz default null, p_expires_at timestamptz default null, p_max_attempts integer default null, p_cost double precision default null,
@@ -21,20 +21,20 @@ begin
   if v_settings.enqueue_role is not null then
     perform fairq._check_role(p_queue, v_settings.enqueue_role);
   end if;
-  -- With idempotency keys, create_task judges each: those it knows are no new tasks.
+  -- With idempotency keys create_task decides for each task: one whose key is known is not new.
   if v_settings.draining_at is not null and p_idempotency_keys is null then
     perform fairq._refuse_draining(p_queue);
   end if;
   perform fairq._check_lengths(array[v_count, coalesce(cardinality(p_payloads), 0), cardinality(p_idempotency_keys), cardinality(p_concurrency_keys),
     cardinality(p_priorities), cardinality(p_costs), cardinality(p_user_keys)]);
 
-  -- Over several shards no single ring says whether a NOTIFY is on its way: then one is sent in any case.
+  -- With several shards no single ring tells whether a NOTIFY is under way, so one is always sent.
   v_announce := v_settings.notify and v_count > 0;
   if v_announce and v_settings.shard_count = 1 and v_settings.moving_from is null then
     select not a.is_announced into v_announce from fairq._announced(0, p_queue) a;
   end if;
 
-  -- Keys are taken one by one in a fixed order, so two calls with the same keys wait for each other and do not deadlock.
+  -- Keys are taken one by one in a fixed order: two calls with the same keys wait for each other and do not deadlock.
   if p_idempotency_keys is not null then
     return query
       with created as materialized (
@@ -52,7 +52,7 @@ begin
     return query
       with input as materialized (
         select
-          -- The first task is always looked at, for what holds for all; the others only where there is something odd about them.
+          -- The first task is always checked, for the options that hold for all; the others only if something about them is odd.
           case
             when i.ordinal = 1 or fairq._is_odd(i.group_key, i.payload, v_settings.payload_limit, coalesce(i.priority, v_settings.priority),
               coalesce(i.cost, v_settings.cost), null, i.concurrency_key, i.user_key)

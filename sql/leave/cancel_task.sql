@@ -1,6 +1,6 @@
--- Wishes to cancel a task, in the caller's transaction: two inserts, nothing is locked. When the transaction commits, a waiting task ends as
--- cancelled at the next promotion, which the next pop makes; a running one is told by its worker's heartbeat.
--- Returns true when the task was live, and not of a queue for other roles.
+-- Asks to cancel a task, in the caller's transaction: two inserts, and nothing is locked. Once the transaction commits, a waiting task ends as cancelled at the
+-- next promotion, which the next pop makes; a running one is told to its worker with the heartbeat.
+-- Returns true if the task was live and the caller may ask about its queue.
 create function fairq.cancel_task(p_id bigint) returns boolean
 language plpgsql security definer set search_path = pg_catalog, pg_temp
 set plan_cache_mode = 'force_generic_plan' set jit = 'off' set enable_seqscan = off set enable_bitmapscan = off as $$
@@ -10,7 +10,7 @@ declare
 begin
   select t.* into v_task from fairq._find_task(p_id) t;
   if not found or not fairq._may_ask(v_task.queue) then return false; end if;
-  -- The same wish within a second adds nothing, and promotion would hear each of a thousand.
+  -- The same wish again within a second adds nothing, and promotion would have to hear each of a thousand.
   if exists (
     select from fairq.cancellations c
     where c.shard_no = v_task.shard_no and c.task_id = p_id and c.requested_at > v_now - interval '1 second' and not c.unless_held
@@ -24,7 +24,7 @@ end;
 $$;
 comment on function fairq.cancel_task is 'Cancels a task when the transaction commits. False: it is not live.';
 
--- A live task, by its id, in whatever shard it is. Without "set search_path": inlined into the statement that asks.
+-- A live task by its id, in whatever shard it is. Without "set search_path", so that it is inlined into the statement that asks.
 create function fairq._find_task(p_id bigint) returns table (shard_no integer, queue text, group_key text)
 language sql stable rows 1 as $$
   select t.*

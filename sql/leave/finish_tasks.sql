@@ -1,13 +1,20 @@
--- Ends attempts, as their holder saw them end, in batches. Outcomes: succeeded; failed (for good); retry (again after a back-off while attempts are left, else
--- failed); cancelled; expired; and four that burn no attempt: released (back in line: the next attempt has the next number all the same, and the task may have
--- one more), postponed (not before its retry delay is over), declined (this worker cannot run it: others may, after a pause that doubles each time) and
--- interrupted (it began, and the worker ends: released, but one that may be tried only once failed). Null arrays mean: all succeeded, no result, no error, the
--- queue's back-off. p_costs: what each attempt used in all, where groups share that (fairness = 'cost'); null: what it reported, else what was expected.
--- p_holds: 'group' or 'key', where nothing of the task's group, or with its key, is to start before its retry delay is over.
--- Returns the ids that were accepted. A missing one was not this worker's any more, in this attempt: nothing of it was changed (I10).
+-- Ends attempts in batches, with the outcome that their holder reports:
+--   succeeded, cancelled, expired;
+--   failed: for good;
+--   retry: again after a back-off while attempts are left, else failed;
+-- and four outcomes that use up no attempt (the next attempt has the next number, and the task may have one more):
+--   released: back in line;
+--   postponed: not before its retry delay is over;
+--   declined: this worker cannot run it, others may, after a pause that doubles each time;
+--   interrupted: it began, and its worker ends; released, but failed if it may be tried only once.
+-- Null arrays mean: all succeeded, no result, no error, the queue's back-off. p_costs: what each attempt used in all, where groups share that (fairness =
+-- 'cost'); null: what it reported, else what was expected. p_holds: 'group' or 'key': nothing of the task's group, or with its key, starts before its retry
+-- delay is over.
+-- Returns the ids that were accepted. A missing one was not this worker's any more in this attempt, and nothing of it was changed (I10).
 -- Raises QF011 arrays of different length, QF012 unknown outcome or hold, QF008 bad cost, QF009 bad delay of a hold.
--- Locks: held, the rows named, in the order of their ctids, those that somebody replaced meanwhile behind the others; no row that others share. Two sessions
--- of one worker that end the same tasks while a third starts one of them may deadlock, and one of them gets 40P01. Cost: one step in held_pkey and one in tasks_pkey per task.
+-- Locks: held, the rows named, in the order of their ctids, and after them those that somebody replaced meanwhile; no row that others share. If two sessions of
+-- one worker end the same tasks while a third starts one of them, they may deadlock, and one of them gets 40P01.
+-- Cost: one step in held_pkey and one in tasks_pkey per task.
 create function fairq.finish_tasks(
   p_worker_id bigint, p_ids bigint[], p_attempts integer[], p_outcomes text[] default null, p_results jsonb[] default null,
   p_errors jsonb[] default null, p_retry_delays interval[] default null, p_costs double precision[] default null,
@@ -34,7 +41,7 @@ begin
 
   for v_shard_no in select s.shard_no from fairq._shards(p_shard_no) s(shard_no) loop
     perform fairq._check_worker(v_shard_no, p_worker_id);
-    -- Again for what somebody replaced between the look and the end of it.
+    -- Repeated for rows that somebody replaced between the look and the end.
     loop
       v_tasks := fairq._find_held(v_shard_no, p_worker_id, p_ids, p_attempts, v_now, p_outcomes => p_outcomes, p_results => p_results, p_errors => p_errors,
         p_delays => p_retry_delays, p_costs => p_costs, p_holds => p_holds);
@@ -47,7 +54,7 @@ end;
 $$;
 comment on function fairq.finish_tasks is 'Ends attempts of a worker''s tasks. Returns the ids accepted; stale ones are missing.';
 
--- Raises QF012 for a hold of something else, QF009 where it, or a task that is postponed, has no delay, or one that is longer than a year.
+-- Raises QF012 for a hold of something else; QF009 where a hold, or a postponed task, has no delay or one longer than a year.
 create function fairq._check_holds(p_worker_id bigint, p_outcomes text[], p_holds text[], p_delays interval[]) returns void
 language plpgsql immutable set search_path = pg_catalog, pg_temp as $$
 declare

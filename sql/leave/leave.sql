@@ -1,10 +1,11 @@
--- The one way out of flight, whatever the outcome. A task that succeeded, failed, was cancelled or expired is history; one that is tried again later
--- waits for its time; one that was released, whose claim ran out, or whose worker was lost stands in line again, at its old place (I12).
--- What a task gives back is what its own row says that it holds; nothing else. Rows of held are replaced, never updated: so one that is still where the caller
--- saw it says what the caller read, and was not locked for that. One that is not there any more leaves by somebody else, or not now: who has to know looks again.
--- By ctid and no other way: every other scan is switched off. Where statistics are missing or old, the planner finds a walk through all tasks of the
--- shard cheaper than a hundred fetches by ctid, and it keeps such a plan for the whole session. The functions below are planned under these settings.
--- Returns the ids. Locks: the rows named; ready and parked ones the caller has locked. No row that others share.
+-- The one way out of flight, whatever the outcome. A task that succeeded, failed, was cancelled or expired becomes history. One that is tried again later waits
+-- for its time. One that was released, whose claim ran out, or whose worker was lost, stands in line again at its old place (I12).
+-- A task gives back what its own row says that it holds, and nothing else. Rows of held are replaced, never updated: a row that is still where the caller saw
+-- it still says what the caller read, and need not have been locked for that. A row that is gone leaves through another session, or not now; a caller that must
+-- know looks again.
+-- By ctid and no other way: every other scan is switched off. With missing or old statistics the planner finds a walk through all tasks of the shard cheaper
+-- than a hundred fetches by ctid, and it keeps such a plan for the whole session. The functions below are planned under these settings.
+-- Returns the ids. Locks: the rows named; the caller has locked the ready and parked ones. No row that others share.
 create function fairq._leave(p_shard_no integer, p_tasks fairq.leaving[], p_now timestamptz) returns setof bigint
 language plpgsql rows 100 set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmapscan = off set enable_indexscan = off as $$
 declare
@@ -23,7 +24,7 @@ begin
     )
     select array_agg(g.id) into v_let_go from gone g;
     if cardinality(v_all.held) > coalesce(cardinality(v_let_go), 0) then
-      -- And who is named twice leaves once, as he is named first.
+      -- A task that is named twice leaves once, in the way that is named first.
       p_tasks := array(
         select distinct on ((n.task).id) n.task
         from (select t as task, row_number() over () as nth from unnest(p_tasks) t) n
@@ -51,7 +52,8 @@ begin
 end;
 $$;
 
--- Tasks that ended are history. p_bodies are theirs. By ctid, see _leave, and then by hashing: to go through p_tasks for each of them would cost a twentieth of an end.
+-- Tasks that ended become history. p_bodies are the ctids of their bodies. By ctid, see _leave, and then by hashing: going through p_tasks for each of them
+-- would cost a twentieth of an end.
 create function fairq._end(p_shard_no integer, p_tasks fairq.leaving[], p_bodies tid[], p_now timestamptz) returns setof bigint
 language plpgsql rows 100 set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmapscan = off set enable_indexscan = off
 set enable_nestloop = off as $$
@@ -74,8 +76,8 @@ begin
 end;
 $$;
 
--- The way back, for retry_task: one that ended otherwise than well is a body again, in line behind its group's, with one attempt more than it had. What
--- is copied into the history above is copied back here.
+-- The way back, for retry_task: a task that ended without success becomes a body again, in line behind the others of its group, and may have one attempt more
+-- than it had. It copies back what _end copied.
 -- Returns the body, or no row: there is no such task. Locks: the row of the history.
 create function fairq._begin_again(p_shard_no integer, p_id bigint, p_sequence bigint, p_now timestamptz) returns setof fairq.tasks
 language plpgsql rows 1 set search_path = pg_catalog, pg_temp as $$
@@ -95,11 +97,11 @@ begin
 end;
 $$;
 
--- Whatever leaves rings: the places that came free, how its attempt ended, and what it took beyond what was charged for it.
+-- A task that leaves rings: the places that came free, how its attempt ended, and what it used beyond what was charged for it.
 create function fairq._give_back(p_shard_no integer, p_tasks fairq.leaving[]) returns void
 language plpgsql set search_path = pg_catalog, pg_temp as $$
 begin
-  -- Places, and for breakers how the attempts ended: failures after the last success.
+  -- The places, and for breakers how the attempts ended: failures after the last success.
   insert into fairq.rings (shard_no, queue, group_key, user_key, freed, failures, succeeded)
   select f.shard_no, f.queue, f.group_key, f.user_key, count(*), count(*) filter (where f.outcome in ('failed', 'retry') and f.nth > f.last_success),
     bool_or(f.outcome = 'succeeded')
@@ -114,8 +116,8 @@ begin
   ) f
   group by f.shard_no, f.queue, f.group_key, f.user_key;
 
-  -- Where groups share what tasks use: that, and what was charged. One that ended without a word counts as what was charged; only one that ended by itself, and
-  -- not without a word, tells what its kind uses.
+  -- Where groups share what tasks use: that, and what was charged. An attempt that ended without a word is taken to have used what was charged. What a kind
+  -- uses is learnt only from attempts that ended by themselves and said what they used.
   insert into fairq.rings (shard_no, queue, group_key, user_key, used, charged, ran)
   select p_shard_no, a.queue, a.group_key, a.user_key, sum(a.used), sum(a.charge),
     case when a.measured then (a.kind, count(*), sum(a.used), sum(a.cost))::fairq.estimate end
@@ -130,7 +132,7 @@ begin
 end;
 $$;
 
--- What those that leave say of their group or key: nothing of it before then. A key holds in all shards, as its settings do.
+-- Holds: nothing of the group or key starts before their end. A key is held in all shards, as its settings are.
 create function fairq._ring_holds(p_shard_no integer, p_tasks fairq.leaving[], p_now timestamptz) returns void
 language plpgsql set search_path = pg_catalog, pg_temp as $$
 begin
@@ -151,8 +153,9 @@ end;
 $$;
 
 -- Tasks that did not end stand in line again, or wait for their back-off, and ring. Their attempt is noted, and its number is not given out again: worker and
--- attempt are the fencing token, and the same worker may take the task again while a message about the first time is still under way (I10). Only one that
--- is tried again after a failure has used it up: for each that was given back, or lost, it may have one more. The ring that told of a wish to cancel was heard while the task was held, so it is rung again.
+-- attempt are the fencing token, and the same worker may take the task again while a message about the first time is still under way (I10). Only a retry after
+-- a failure uses an attempt up; for every other one the task may have one more. Wishes to cancel are rung again: their first ring was heard while the task was
+-- held.
 create function fairq._come_back(p_shard_no integer, p_tasks fairq.leaving[], p_now timestamptz) returns setof bigint
 language plpgsql rows 100 set search_path = pg_catalog, pg_temp as $$
 declare
@@ -165,7 +168,7 @@ begin
       attempt = t.attempt,
       max_attempts = b.max_attempts + case when t.outcome <> 'retry' then 1 else 0 end,
       spared = case when t.outcome <> 'retry' then coalesce(b.spared, 0) + 1 else b.spared end,
-      -- One that ended an attempt by itself is suspected no more.
+      -- An attempt that ended by itself clears the task of suspicion.
       losses = case t.outcome when 'worker_lost' then coalesce(b.losses, 0) + 1 when 'retry' then null when 'postponed' then null else b.losses end
     from unnest(p_tasks) t
     where b.shard_no = p_shard_no and b.ctid = t.body and not t.ends
@@ -194,8 +197,8 @@ begin
 end;
 $$;
 
--- Tasks that a worker holds in the attempts named (null: in any), with what they hold, and what becomes of them: p_outcome, where p_outcomes does not say
--- another one. The fencing of finish. Locks nothing, see _leave.
+-- Tasks that a worker holds in the attempts named (null: in any), with what they hold, and what becomes of them: p_outcome, unless p_outcomes says otherwise.
+-- This is the fencing of finish_tasks. It locks nothing, see _leave.
 -- "offset 0" keeps this a look-up of one id: a join could become a walk through all tasks of the shard.
 create function fairq._find_held(
   p_shard_no integer, p_worker_id bigint, p_ids bigint[], p_attempts integer[], p_now timestamptz, p_outcome text default 'succeeded',
@@ -234,7 +237,7 @@ begin
 end;
 $$;
 
--- What becomes of attempts that did not simply end, and what was used, where groups share that.
+-- What becomes of attempts that did not simply end, and, where groups share that, what they used.
 create function fairq._judge(p_shard_no integer, p_tasks fairq.leaving[], p_now timestamptz) returns fairq.leaving[]
 language plpgsql set search_path = pg_catalog, pg_temp as $$
 begin
@@ -252,10 +255,10 @@ begin
       offset 0
     ) b
     cross join lateral (
-      -- Doubled each time, capped, 25 percent of jitter both ways; in seconds: 2^30 times a base of days would overflow an interval. A pause that the worker
-      -- asks for is taken as it is; an absurd one is as long as the longest: refusing it would refuse the whole batch.
-      -- One that a worker declined pauses for a second, doubled each time it was spared, five minutes at most: about as long as it has waited already. Two
-      -- seconds, where a worker that knows its kind is there and only met it later than another did.
+      -- A retry: doubled each time, capped, with 25 percent of jitter both ways. In seconds, because 2^30 times a base of days would overflow an interval. A
+      -- pause that the worker asks for is taken as it is; an absurd one is cut to the longest, because refusing it would refuse the whole batch.
+      -- A declined task pauses for a second, doubled each time it was spared, five minutes at most: about as long as it has waited already. It pauses for two
+      -- seconds at most if a worker that knows its kind is there and only met it later than another one.
       select case
         when t.outcome = 'declined' then p_now + least(power(2, least(b.spared, 30)), case
           when b.losses is null and exists (
@@ -264,7 +267,7 @@ begin
           ) then 2
           else 300
         end) * (0.75 + random() / 2) * interval '1 second'
-        -- One whose group or key is held stands in line, at its old place.
+        -- If its group or key is held, it stands in line at its old place.
         when t.outcome = 'postponed' and (t.hold is null or t.hold = 'key' and b.concurrency_key is null) then p_now + t.delay
         when t.outcome = 'retry' then p_now + coalesce(
           case when fairq._is_span(t.delay, '366 days') then t.delay when t.delay > interval '0' then interval '366 days' end, (
@@ -277,7 +280,7 @@ begin
       offset 0
     ) r
     cross join lateral (
-      -- How many attempts it may have that count: as asked when it was created, or fewer by what its worker declares now.
+      -- How many attempts that count it may have: as asked when it was created, or fewer if its worker declares fewer now.
       select case
         when t.outcome in ('retry', 'interrupted', 'worker_lost') then least(b.max_attempts - b.spared, (
           select (w.kinds ->> b.kind)::integer from fairq.workers w where w.shard_no = p_shard_no and w.worker_id = t.worker_id
@@ -286,8 +289,9 @@ begin
       offset 0
     ) m
     cross join lateral (
-      -- No attempt is left, or the next one would come after the deadline. An attempt that never started was not lost. A lost one is no failure of the task:
-      -- perhaps it was a neighbour's; but whoever loses three workers in a row is the culprit, and what may be tried only once was tried.
+      -- Failed: no attempt is left, or the next one would come after the deadline. An attempt that never started was not lost. Losing a worker is no failure of
+      -- the task, because a neighbour may have caused it; but a task that loses three workers in a row is the culprit, and one that may be tried only once has
+      -- been tried.
       select case
         when t.outcome = 'retry' and (t.attempt - b.spared >= m.attempts or r.run_at >= b.expires_at) then 'failed'
         when t.outcome = 'worker_lost' and t.started_at is null then 'lease_expired'
@@ -302,8 +306,8 @@ begin
 end;
 $$;
 
--- Ends waiting tasks among p_ids: in line, scheduled, ready or parked; those that are being popped are locked, and left out. The caller holds the domain;
--- where some of them may wait for a key, #keys as well: turns are passed on under that lock only.
+-- Ends those tasks of p_ids that wait: in line, scheduled, ready or parked. Those that are being popped are locked and left out. The caller holds the domain,
+-- and #keys as well if some of them may wait for a key: turns are passed on only under that lock.
 -- Returns the ids. Locks: bodies, ready and parked rows, all "skip locked".
 create function fairq._end_waiting(p_shard_no integer, p_ids bigint[], p_outcome text, p_now timestamptz) returns bigint[]
 language plpgsql set search_path = pg_catalog, pg_temp as $$
@@ -334,7 +338,7 @@ begin
     and (r.ctid is not null or not exists (select from fairq.ready y where y.shard_no = p_shard_no and y.id = i.id offset 0))
     and (k.ctid is not null or not exists (select from fairq.parked p where p.shard_no = p_shard_no and p.id = i.id offset 0));
 
-  -- Who leaves with a group's turn at a key passes it on.
+  -- A task that has its group's turn at a key passes it on.
   v_turns := array(
     select p
     from unnest(v_tasks) t
@@ -347,8 +351,8 @@ begin
 end;
 $$;
 
--- Where a task in flight holds places: with its group, its user there, its concurrency key, its queue, the cluster. Each is a counter of its own, and a task that leaves
--- rings each of them. The one list.
+-- The one list of the counters in which a task in flight takes a place: its group's, its user's there, its concurrency key's, its queue's, the cluster's. A
+-- task that leaves rings each of them.
 create function fairq._scopes(
   p_shard_no integer, p_queue text, p_group_key text, p_counted boolean, p_meters integer, p_concurrency_key text, p_user_key text
 ) returns table (shard_no integer, queue text, group_key text, user_key text)
@@ -364,8 +368,8 @@ language sql immutable rows 1 as $$
   select 0, '#cluster', 'cluster', null where p_meters & 2 <> 0
 $$;
 
--- Announces the ends of those of these tasks that somebody watches; where nobody does, no NOTIFY, which takes a database-wide lock at commit.
--- Nearly always nobody waits, and one look into an index is all. The callers have settings of their own for their plans; this one has its own, too.
+-- Announces the ends of those of these tasks that somebody watches. Where nobody does it sends no NOTIFY, which takes a database-wide lock at commit.
+-- Nearly always nobody watches, and one look into an index is all. It has planner settings of its own, because its callers' settings differ.
 -- Cost: one step in watches_task_idx per task, and only while anything is watched.
 create function fairq._tell_watchers(p_shard_no integer, p_tasks fairq.leaving[], p_now timestamptz) returns void
 language plpgsql set search_path = pg_catalog, pg_temp set plan_cache_mode = 'force_generic_plan' set enable_seqscan = off set enable_bitmapscan = off
@@ -380,15 +384,16 @@ begin
   where t.ends
     and exists (select from fairq.watches w where w.shard_no = p_shard_no and w.task_id = t.id and w.until > p_now offset 0);
   if v_watched is not null then
-    -- A notice has its limits: of many it names none, and everybody looks.
+    -- A notice is limited in length: for many tasks it names none, and everybody looks.
     perform pg_notify('fairq_done', case when cardinality(v_watched) <= 200 then array_to_string(v_watched, ',') else '' end);
   end if;
 end;
 $$;
 
--- Those of these tasks that somebody wished to cancel ring once more, unless they are held for certain: a holder learns of it by its heartbeat. One whose row
--- in held is locked may be coming back at this moment.
--- Locks: none that stay. To look whether a row is locked one has to lock it, and its holder would wait for this transaction; so what was locked is given back at once.
+-- Rings again for those of these tasks that somebody asked to cancel, except those that are surely held: a holder learns of it with its heartbeat. A task whose
+-- row in held is locked may be coming back right now.
+-- Locks: none that stay. The only way to see whether a row is locked is to lock it, and its holder would then wait for this transaction; so these locks are
+-- given back at once.
 create function fairq._ring_wishes(p_shard_no integer, p_ids bigint[]) returns void
 language plpgsql set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmapscan = off set enable_indexscan = on as $$
 declare
@@ -403,7 +408,7 @@ begin
     v_held := array(select h.id from fairq.held h where h.shard_no = p_shard_no and h.id = any(v_wished) for key share skip locked);
     raise sqlstate 'UNDO0';
   exception when sqlstate 'UNDO0' then
-    -- Variables keep what they know.
+    -- Variables keep their values.
     null;
   end;
   insert into fairq.rings (shard_no, queue, group_key, cancelled_id)
@@ -417,8 +422,8 @@ begin
 end;
 $$;
 
--- Deletes rows that nobody needs any more, of the tables named here. By ctid and no other way, see _leave. Not on the hot path but for ready and lanes,
--- which have a statement of their own: one that is put together is four times as slow.
+-- Deletes rows that nobody needs any more from the table named. By ctid and no other way, see _leave. On the hot path only for ready and lanes, which have
+-- statements of their own: one that is put together is four times as slow.
 -- Returns how many rows it deleted. Locks: the rows named; the caller holds what protects them.
 create function fairq._remove(p_shard_no integer, p_table text, p_ctids tid[]) returns integer
 language plpgsql set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmapscan = off set enable_indexscan = off as $$

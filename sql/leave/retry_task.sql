@@ -1,5 +1,6 @@
--- Runs a task again: one that ended otherwise than well, with one attempt more than it had; or one that waits for its back-off or schedule, now.
--- Of one idempotency key one task is in line at most: an ended one whose key another task has taken since is refused; unless p_strict, it stays as it is.
+-- Runs a task again: one that ended without success, with one attempt more than it had; or, now, one that waits for its back-off or schedule.
+-- At most one task with the same idempotency key is in line. If another task has taken the key of an ended one since, retrying that is refused; without
+-- p_strict it does nothing.
 -- Returns true when there was something to do.
 -- Raises QF016: the task ended, and its queue is draining; QF010: the task ended, and another one has its idempotency key.
 -- Locks: its idempotency key, the task, and wishes to cancel it.
@@ -14,7 +15,7 @@ declare
   v_other_id bigint;
   v_task record;
 begin
-  -- Twice while groups move: it may go to a shard that was looked at before.
+  -- Twice while groups move: the task may go to a shard that was looked at before.
   for v_shard_no in
     select s.shard_no
     from fairq.settings f
@@ -22,7 +23,7 @@ begin
     cross join fairq._shards(null) s(shard_no)
     order by round, s.shard_no
   loop
-    -- The key comes first: who takes it from this task now waits, and then finds the task in line.
+    -- The key comes first: a session that takes it from this task waits from now on, and then finds the task in line.
     select f.queue, f.group_key, f.idempotency_key, f.kind, f.payload into v_ended from fairq.finished_tasks f
     where f.shard_no = v_shard_no and f.id = p_id and f.outcome <> 'succeeded';
     if v_ended.idempotency_key is not null then
@@ -39,7 +40,7 @@ begin
     from fairq._begin_again(v_shard_no, p_id, v_sequence, v_now) b;
     if found then
       perform fairq._refuse_draining(q.queue) from fairq.queues q where q.queue = v_task.queue and q.draining_at is not null;
-      -- It may have ended because somebody wished so: that wish is fulfilled.
+      -- It may have ended because somebody asked for it: that wish is fulfilled.
       delete from fairq.cancellations c where c.shard_no in (v_shard_no, v_task.shard_no) and c.task_id = p_id;
       exit;
     end if;

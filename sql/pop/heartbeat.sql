@@ -1,9 +1,9 @@
--- A worker's sign of life. It may say how its circuit breaker is, for those who look after it; null: as it said before. With p_ids, the tasks it is running,
--- only these are looked up: a worker that knows them should say them.
--- Returns those of its tasks that somebody wished to cancel, until they are finished: stop them, and finish them as cancelled.
--- Raises QF004 unknown worker: it counts as lost, and its tasks may be with others. Locks: the worker's row, shared, and its heartbeats.
--- Cost: one step in held_pkey and one in cancellations_task_idx for each of p_ids; without it all open cancellations are read. Never all the
--- worker's tasks: under a held xmin that would be all it ever ran.
+-- A worker's sign of life. p_circuit_open and p_circuit_trips tell operators how its circuit breaker is doing; null: unchanged. A worker that knows which tasks
+-- it runs should pass their ids (p_ids): then only these are looked up.
+-- Returns those of its tasks that somebody asked to cancel, again and again until they are finished: stop them and finish them as cancelled.
+-- Raises QF004 unknown worker: it counts as lost, and others may have its tasks. Locks: the worker's row, shared, and its heartbeats.
+-- Cost: one step in held_pkey and one in cancellations_task_idx for each of p_ids; without them all open cancellations are read. It never reads all tasks of
+-- the worker: under a held xmin these would be all it ever ran.
 create function fairq.heartbeat(
   p_worker_id bigint, p_ids bigint[] default null, p_circuit_open boolean default null, p_circuit_trips integer default null
 ) returns setof bigint
@@ -29,9 +29,9 @@ end;
 $$;
 comment on function fairq.heartbeat is 'A worker''s sign of life. Returns those of its tasks that should be cancelled.';
 
--- Checks that a worker is known, and renews its heartbeat when a third of its lease is gone, or at once (p_beats): working is a sign of life. The newest
--- is inserted, the one before it deleted; an older one is already gone, and dead rows are not walked again.
--- Raises QF004, also when its tasks were taken from it; 42501 (see _check_worker).
+-- Checks that a worker is known, and renews its heartbeat: at once (p_beats), else when a third of its lease is gone, because working is a sign of life. The
+-- new heartbeat is inserted and the previous one deleted, so nobody walks through dead rows.
+-- Raises QF004 unknown worker, or one whose tasks were taken from it; 42501 (see _check_worker).
 -- Locks: when it beats, the worker's row, shared, and its heartbeats.
 -- Cost: one entry of heartbeats_pkey, read backwards.
 create function fairq._touch_worker(
@@ -55,7 +55,7 @@ begin
   if not found then perform fairq._refuse_worker(p_worker_id); end if;
   if v_role <> fairq._caller() then perform fairq._check_worker(p_shard_no, p_worker_id); end if;
   if v_previous >= p_now - (case when p_beats then interval '0' else v_lease / 3 end) then return; end if;
-  -- First the worker, as who retires it or gives it up: the pop that follows would wait for them, and they for its heartbeat.
+  -- The worker's row first, in the order of those who retire it or give it up. Otherwise the pop that follows would wait for them, and they for its heartbeat.
   perform from fairq.workers w where w.shard_no = p_shard_no and w.worker_id = p_worker_id and w.lost_at is null for key share;
   if not found then perform fairq._refuse_worker(p_worker_id); end if;
   insert into fairq.heartbeats (shard_no, worker_id, beat_at, circuit_open, circuit_trips)
@@ -63,7 +63,8 @@ begin
   from (values (v_previous)) p(beat_at)
   left join fairq.heartbeats b on b.shard_no = p_shard_no and b.worker_id = p_worker_id and b.beat_at = p.beat_at
   on conflict do nothing;
-  -- Whoever renews it at this moment, too, has locked that one, and deletes it. Nobody waits: a pop goes through the shards in an order of its own.
+  -- Another session that renews it right now has locked that row and will delete it. Nobody waits here, because a pop goes through the shards in an order of
+  -- its own.
   perform from fairq.heartbeats h where h.shard_no = p_shard_no and h.worker_id = p_worker_id and h.beat_at = v_previous for update skip locked;
   if found then
     delete from fairq.heartbeats h where h.shard_no = p_shard_no and h.worker_id = p_worker_id and h.beat_at = v_previous;

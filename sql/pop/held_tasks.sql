@@ -1,5 +1,5 @@
--- Which of these tasks the worker still holds, in these attempts. For a handler that ended its task in a transaction of its own: the task is gone when
--- that committed, still held when it rolled back, and locked, so not in the answer, while it is open.
+-- Which of these tasks the worker still holds in these attempts. This is for handlers that end their task in a transaction of their own: once it commits the
+-- task is gone, when it rolls back the task is still held, and while it is open the row is locked and left out of the answer.
 -- Raises QF011 arrays of different length. Locks: held, the rows it returns, "skip locked".
 create function fairq.held_tasks(p_worker_id bigint, p_ids bigint[], p_attempts integer[], p_shard_no integer default null)
 returns setof bigint

@@ -1,4 +1,5 @@
--- When a queue has to be looked at again although nothing rings: a scheduled task becomes due, a rate or a breaker lets the next one pass, a hold ends. For workers that sleep.
+-- When a sleeping worker has to look at a queue again although nothing rings: a scheduled task becomes due, a rate or a breaker lets the next task pass, or a
+-- hold ends.
 -- Returns null when there is no such time.
 create function fairq.next_due_at(p_queue text) returns timestamptz
 language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = 'off' as $$

@@ -1,12 +1,13 @@
--- Takes the next tasks of a queue in served order and hands them to a worker, which finishes, releases or loses each of them. Alone enough for a
--- consumer in any language: it promotes by itself when it has to.
--- With p_claim_lease the tasks are claimed, not running: they must be started (start_tasks) before the lease ends, or others get them.
--- With p_isolate tasks that were lost with a worker before (losses) are only claimed, and no lease ends that claim: they must be started, each with nothing
--- else in flight at the worker. Without it they are handed out as others; who pops should run them alone.
--- A paused queue gives nothing; one with a cap, rate or breaker of its own, or of the cluster, asks the meters first.
--- Returns the tasks, at most p_limit, in served order; no row when there is nothing to do, and then nothing was written.
--- Raises QF003 unknown queue, 42501 the queue or the worker is another role's, QF004 unknown worker, QF005 not READ COMMITTED, QF007 bad limit, QF009 bad lease,
--- QF015 claim leases under a cap of the cluster. Locks: the meters of the queue where there are any; then as _take. Commit before working on the tasks.
+-- Hands the next tasks of a queue to a worker, in served order. The worker finishes, releases or loses each of them. This is all that a consumer in any
+-- language needs: a pop promotes by itself when it has to.
+-- With p_claim_lease the tasks are claimed, not running: the worker must start them (start_tasks) before the lease ends, or others get them.
+-- With p_isolate, tasks that were lost with a worker before (losses) are only claimed, and their claim has no lease. The worker must start each of them alone,
+-- with nothing else in flight. Without p_isolate they come like all others, and the caller should run them alone.
+-- A paused queue gives nothing. A queue with a cap, rate or breaker of its own asks the meters first; so does every queue when the cluster has a cap.
+-- Returns at most p_limit tasks, in served order. It returns no row, and writes nothing, when there is nothing to do.
+-- Raises QF003 unknown queue, 42501 the queue or the worker is another role's, QF004 unknown worker, QF005 not READ COMMITTED, QF007 bad limit, QF009 bad
+-- lease, QF015 claim leases under a cap of the cluster.
+-- Locks: the meters of the queue where there are any; then as _take. Commit before you work on the tasks.
 create function fairq.pop_tasks(
   p_queue text, p_limit integer, p_worker_id bigint, p_claim_lease interval default null, p_shard_no integer default null,
   p_isolate boolean default false
@@ -40,7 +41,7 @@ begin
     if v_queue.metered then
       exit when not fairq._is_worth_asking(p_queue, v_now);
       select m.o_most, m.o_scopes, m.o_meters into v_left, v_scopes, v_meters from fairq._meter(p_queue, v_left, v_now, p_claim_lease) m;
-      -- It may have waited there.
+      -- Read again: the call may have waited for the meters.
       select q.* into v_queue from fairq.queues q where q.queue = p_queue;
       exit when v_queue.paused_at is not null;
     end if;
@@ -71,11 +72,11 @@ end;
 $$;
 comment on function fairq.pop_tasks is 'Hands the next tasks of a queue to a worker, in served order.';
 
--- The shards of a queue in the order in which a pop asks them: that one first which has come least far. So groups have the same share, whatever the number
--- of others in their shards; at random, a group alone in its shard had as much as all of another one together. A shard where nothing was left goes on
--- from o_floor, where the hindmost of the others stands (see _move_clock), and is asked first when there is news of it.
--- o_may_wait: a pop may wait for another session's promotion in the first shard only, so that it never waits with a domain or tasks of another in hand;
--- and only where no other shard has anything.
+-- The shards of a queue in the order in which a pop asks them: the one that has come least far is first. So groups have the same share whatever the number of
+-- others in their shards. In random order a group alone in its shard would get as much as all groups of another shard together. A shard with nothing left goes
+-- on from o_floor, where the hindmost of the others stands (see _move_clock), and is asked first when there is news of it.
+-- o_may_wait: whether this pop may wait for another session's promotion. It may in the first shard only, so that it never waits while it holds a domain or
+-- tasks of another shard; and only if no other shard has anything.
 -- Cost: for each shard one entry of ticks_pkey, and one of ready_order_idx plus those popped since the last tick.
 create function fairq._standings(p_queue text, out o_shards integer[], out o_floor bigint, out o_may_wait boolean)
 language plpgsql set search_path = pg_catalog, pg_temp as $$
@@ -101,13 +102,12 @@ begin
 end;
 $$;
 
--- Takes tasks from one domain for a worker. What is ready before the horizon is taken as it stands, while there is no news and it is enough. Otherwise this
--- pop promotes, and is handed what it needs on the way.
--- Another session that holds the domain's lock is promoting already; it is waited for only when there is nothing else to do, and not for long. p_may_wait
--- says that this call holds nothing in another shard yet: who promotes all shards in their order may be waiting for just that.
--- Goes on until it has what was asked for, or a round changed nothing: a round may meet only tasks that expired, lanes whose tasks were
--- cancelled, or a schedule that it hears of when it is due already. A call does eight rounds at most, and so a bounded amount of hearing and parking: the next one
--- goes on.
+-- Takes tasks from one domain for a worker. As long as there is no news and enough is ready before the horizon, it takes these tasks as they are. Otherwise
+-- this pop promotes, and the promotion hands over what the pop needs.
+-- If another session holds the domain's lock, that session is promoting. This one waits for it, briefly, only when there is nothing else to do. p_may_wait says
+-- that this call holds nothing in another shard yet: a session that promotes all shards in order may be waiting for just that.
+-- It goes on until it has p_limit tasks, or until a round changed nothing: a round may meet only expired tasks, lanes whose tasks were cancelled, or a schedule
+-- that it hears of when it is already due. A call makes at most eight rounds, so the work of hearing and parking is bounded; the next call goes on.
 -- Locks: the domain while promoting; ready, the rows it takes; the worker's row, shared, once it has tasks.
 -- Cost: p_limit entries of ready_order_idx plus those popped since the last tick.
 create function fairq._take(
@@ -147,13 +147,13 @@ begin
     v_late := null;
     if v_popped <> '{}' then
       if v_taken = '{}' then
-        -- Until the transaction ends nobody gives this worker up: between a pop and its commit, that would leave the tasks with nobody.
+        -- Until the transaction ends nobody gives this worker up. Between a pop and its commit that would leave the tasks with nobody.
         perform from fairq.workers w where w.shard_no = p_shard_no and w.worker_id = p_worker_id and w.lost_at is null for key share;
         if not found then perform fairq._refuse_worker(p_worker_id); end if;
       end if;
-      -- A deadline may pass while a task is ready; of those handed over promotion has just judged, by a clock that may have been set back since, and they are
-      -- nowhere yet to give back what they take. Those that are late leave ready by their end, or are left there.
-      -- And nearly all have their first attempt: only the others may have been lost before.
+      -- A deadline may pass while a task is ready: such a task is late, and leaves ready by its end, or stays there. Tasks that promotion just handed over are
+      -- not judged again: by a clock that was set back since they might be late, and they have no row yet that could give back their places.
+      -- Nearly all tasks are at their first attempt; only the others may have been lost before.
       select array_agg(p.id) filter (where p.expires_at <= p_now and p.ready is not null), array_agg(p.id) filter (where p.attempt > 1),
         array_agg(p.ready) filter (where (p.expires_at <= p_now) is not true)
       into v_late, v_again, v_ready
@@ -174,28 +174,28 @@ begin
       v_taken := v_taken || v_popped;
       v_left := p_limit - cardinality(v_taken);
     end if;
-    -- There was nothing to begin with: who looks in vain looks once.
+    -- There was nothing to begin with. A pop that finds nothing looks once.
     exit when v_left = 0 or (v_promoted is null and v_popped = '{}' and v_late is null and v_tick.horizon is null and not v_has_news);
 
     select k.* into v_tick from fairq._tick(p_shard_no, p_queue.queue) k;
     v_has_news := v_tick.tick is null or fairq._has_news(v_tick) or fairq._lets_long(v_tick, p_now);
-    -- Those that ended tasks that had expired are not counted: nobody is hidden behind them.
+    -- A round that ended expired tasks is not counted, so that nobody stays hidden behind them.
     v_rounds := v_rounds + case when v_late is null or v_ended = '{}' then 1 else 0 end;
     if v_promoted is null and v_taken = '{}' and p_may_wait and not v_waited and (v_rounds > 1 or v_has_news) then
-      -- Somebody else promotes, and there is nothing else to do: that takes milliseconds. Then look again.
+      -- Another session promotes, and there is nothing else to do. That takes milliseconds; then look again.
       v_waited := true;
       continue when fairq._await_domain(p_shard_no, p_queue.queue);
     end if;
-    -- Nothing waits any more: what was taken was all there was. Where some of it had expired there may be more behind it.
+    -- Nothing waits any more: all there was is taken. Behind expired tasks there may be more.
     exit when v_tick.horizon is null and v_late is null and not v_has_news;
-    -- Somebody else promotes, or the news is none that a promotion can act on (a due task that another transaction holds).
+    -- Another session promotes, or no promotion can act on the news (as on a due task that another transaction has locked).
     exit when v_rounds >= 8 or (v_rounds > 1 and v_popped = '{}' and (v_promoted is null or not v_goes_on));
   end loop;
   return v_taken;
 end;
 $$;
 
--- A worker has these tasks from here on; ready they are no more. p_suspects are only claimed, without a lease. By ctid and no other way, see _leave.
+-- From here on the worker has these tasks, and they are no longer ready. p_suspects are only claimed, without a lease. By ctid and no other way, see _leave.
 create function fairq._hold(
   p_shard_no integer, p_tasks fairq.placed[], p_ready tid[], p_worker_id bigint, p_claim_lease interval, p_meters integer, p_suspects bigint[], p_now timestamptz
 ) returns void
@@ -211,10 +211,10 @@ begin
 end;
 $$;
 
--- How many tasks a pass makes ready beside those it hands over. A task that is handed over is written once less than one that becomes ready
--- first, so what a single worker needs is not kept ready; but a pass costs the same for one task as for many, so it is worth two hundred, and other
--- workers should find something without waiting: twice what they can run, four thousand at most.
--- Where groups share what tasks use, fifty: what is ready was charged by an estimate that may be wrong.
+-- How many tasks a pass makes ready beside those it hands over. A task that is handed over is written once less than one that first becomes ready, so nothing
+-- is kept ready for a single worker alone. But a pass costs the same for one task as for many, so two hundred are worth it, and other workers should find
+-- something without waiting: twice what they can run, four thousand at most.
+-- Where groups share what tasks use it is fifty: ready tasks were charged by an estimate that may be wrong.
 create function fairq._ready_target(p_shard_no integer, p_queue fairq.queues, p_worker_id bigint default null, p_take integer default 0) returns integer
 language plpgsql stable set search_path = pg_catalog, pg_temp as $$
 begin

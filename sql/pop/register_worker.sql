@@ -1,7 +1,8 @@
 -- Registers a worker. It is alive until it is retired, or gives no sign of life (heartbeat, pop) for p_lease.
--- p_kinds: the kinds it knows, each with the most attempts that it declares: {"parse": 3, "mail": null}. No task of such a kind has more of them with it.
+-- p_kinds: the kinds it knows, each with the most attempts it allows or null: {"parse": 3, "mail": null}. At this worker no task of such a kind has more
+-- attempts than that.
 -- Returns its id, which every later call names.
--- Raises QF003 unknown queue, 42501 one for other roles, QF007 bad slots, QF009 bad lease, QF006 bad name, QF014 bad kinds.
+-- Raises QF003 unknown queue, 42501 a queue for other roles, QF007 bad slots, QF009 bad lease, QF006 bad name, QF014 bad kinds.
 create function fairq.register_worker(p_name text, p_queues text[], p_slots integer, p_lease interval default '1 minute', p_kinds jsonb default null)
 returns bigint
 language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = 'off' as $$
@@ -12,7 +13,7 @@ declare
 begin
   perform fairq._check_name('the name of the worker', p_name, 200, 'QF006', 'For example the host name and the process id');
   perform fairq._check_limit(p_slots, format('the number of slots of worker "%s"', p_name));
-  -- One lease that cannot be added to a time would fail every later maintain(), for all workers.
+  -- A lease that cannot be added to a time would make every later maintain() fail, for all workers.
   perform fairq._check_length(format('the lease of worker "%s"', p_name), coalesce(p_lease, interval '0'), interval '366 days');
   if coalesce(cardinality(p_queues), 0) = 0 then
     raise exception 'worker "%" names no queue', p_name using errcode = 'QF003', hint = 'For example: array[''default''].';
@@ -44,9 +45,9 @@ end;
 $$;
 comment on function fairq.register_worker is 'Registers a worker and returns its id.';
 
--- Tasks that others declined, and that this worker knows, are due at once: the pause was for it to come.
--- Bodies are locked "skip locked", and those that somebody wished to cancel meanwhile ring again: who looked found them locked.
--- Cost: of what comes due within the longest such pause, 10,000 entries of tasks_due_idx at most.
+-- Tasks that others declined, and whose kind this worker knows, are due at once: they were waiting for such a worker.
+-- Bodies are locked "skip locked". Wishes to cancel them are rung again: whoever heard one a moment ago found the body locked.
+-- Cost: what comes due within the longest such pause, at most 10,000 entries of tasks_due_idx.
 create function fairq._wake_declined(p_shard_no integer, p_queue text, p_kinds jsonb, p_now timestamptz) returns void
 language plpgsql set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmapscan = off as $$
 declare

@@ -1,5 +1,5 @@
--- How far running tasks are, as their handlers say, and what they have used so far; the newest report of a task replaces the one before.
--- Returns the ids that were accepted; a stale one is missing.
+-- How far running tasks are, as their handlers say, and what they have used so far. A newer report of a task replaces the one before.
+-- Returns the ids that were accepted. A missing one was not this worker's any more.
 -- Raises QF011 arrays of different length, QF008 bad cost. Locks: progress, the tasks' own rows.
 -- Cost: one step in held_pkey and one in progress_pkey per task.
 create function fairq.report_progress(

@@ -1,6 +1,6 @@
--- How far queues have come, for who takes tasks from several databases and wants their groups to have the same share: ask the one first whose address has moved
--- least. Addresses of different databases, or queues, have no common beginning; a round of a group of weight 1 is 2^20 in each.
--- Returns for each queue the block of the next task, ready or not, of the shard that has come least far; null: nothing is in line.
+-- How far queues have come. This is for a consumer of several databases that gives their groups the same share: it asks the one first whose address has moved
+-- least. Addresses of different databases or queues have no common beginning; a round of a group of weight 1 is 2^20 everywhere.
+-- Returns for each queue the block of its next task, ready or not, in the shard that has come least far; null: nothing is in line.
 -- Locks: none. Cost: as _standings.
 create function fairq.standings(p_queues text[]) returns bigint[]
 language plpgsql security definer set search_path = pg_catalog, pg_temp

@@ -1,5 +1,5 @@
--- Claimed tasks begin to run: prefetched ones, and those that are to run alone. Ownership, lease and deadline are looked at once more, before any user code runs: a task whose
--- claim ran out or was taken over is missing in the answer, one whose deadline passed in the buffer ends as expired and is missing too.
+-- Starts claimed tasks: prefetched ones, and those that are to run alone. It checks ownership, lease and deadline once more before any user code runs. A task
+-- whose claim ran out or was taken over is missing in the answer; so is one whose deadline passed in the buffer, which ends as expired.
 -- Returns the ids to run. Raises QF011 arrays of different length.
 -- Locks: held, the rows named, in the order of their ctids.
 create function fairq.start_tasks(p_worker_id bigint, p_ids bigint[], p_attempts integer[], p_shard_no integer default null)
@@ -17,7 +17,7 @@ begin
   perform fairq._check_lengths(array[coalesce(cardinality(p_ids), 0), coalesce(cardinality(p_attempts), 0)]);
   for v_shard_no in select s.shard_no from fairq._shards(p_shard_no) s(shard_no) loop
     perform fairq._check_worker(v_shard_no, p_worker_id);
-    -- Again for what somebody replaced between the look and the start of it.
+    -- Repeated for rows that somebody replaced between the look and the start.
     loop
       select array_agg(h.ctid) filter (where not b.is_expired and coalesce(h.lease_expires_at > v_now, true)), array_agg(h.ctid) filter (where b.is_expired)
       into v_ctids, v_expired
@@ -33,7 +33,7 @@ begin
         where t.shard_no = v_shard_no and t.id = i.id
         offset 0
       ) b;
-      -- Those that were looked at, and no other attempt of theirs, nor one that somebody has started meanwhile.
+      -- Exactly the rows that were looked at: not another attempt of theirs, and none that somebody has started meanwhile.
       v_ended := case when v_expired is not null then array(
         select l.*
         from fairq._leave(v_shard_no, array(
@@ -49,7 +49,7 @@ end;
 $$;
 comment on function fairq.start_tasks is 'Starts claimed tasks of a worker that prefetches. Returns the ids that it still holds.';
 
--- Replaced, by ctid and no other way, see _leave.
+-- The rows are replaced, by ctid and no other way, see _leave.
 create function fairq._start(p_shard_no integer, p_ctids tid[], p_now timestamptz) returns setof bigint
 language plpgsql rows 100 set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmapscan = off set enable_indexscan = off as $$
 begin

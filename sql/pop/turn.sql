@@ -1,9 +1,9 @@
--- A worker's whole turn in one statement: what ended is written, what was claimed starts, and the next tasks of its queues come with the answer; when there are
--- fewer than asked for, also when to look again. Either all of it happens or nothing.
--- p_queues and p_mosts say step by step whom to ask for how many; a queue may be asked again for what others left over, but not when it gave less
--- than it was asked for: it has no more. p_limit is the most over all; 0: only write.
+-- A worker's whole turn in one statement: what ended is written, what was claimed starts, and the next tasks of the worker's queues come back; when there are
+-- fewer than asked for, also the time to look again. Either all of it happens or nothing.
+-- p_queues and p_mosts list, step by step, which queue to ask for how many tasks. A queue may be asked again for what others left over, unless it gave less
+-- than it was asked for: then it has no more. p_limit is the most over all; 0: only write.
 -- Returns the tasks, and after them one row with the ids that were accepted (see finish_tasks, start_tasks) and the seconds until something is due. Tasks with
--- losses are only claimed, whatever p_claim_lease says, see pop_tasks. A turn that writes nothing and finds nothing leaves no trace, not even a transaction id.
+-- losses are only claimed, whatever p_claim_lease says, see pop_tasks. A turn that finds nothing and writes nothing leaves no trace, not even a transaction id.
 -- Raises what pop_tasks, finish_tasks and start_tasks raise. Locks: as these do, in the order in which they are named.
 create function fairq.turn(
   p_worker_id bigint, p_queues text[], p_mosts integer[], p_limit integer, p_claim_lease interval default null, p_ended_ids bigint[] default '{}',
@@ -22,7 +22,7 @@ declare
   v_next record;
   v_scope text;
 begin
-  -- In the order of locks: who asks the meters does so before he holds a domain, or the keys, for a queue without.
+  -- The order of locks: meters come before any domain or keys, and a queue without meters may be asked before one with them.
   if p_limit > 0 and exists (select from fairq.queues q where q.queue = any(p_queues) and q.metered) then
     for v_scope in
       select distinct m.scope
@@ -58,16 +58,19 @@ begin
   end loop;
 
   if v_left > 0 then
-    select min(case when q.metered then fairq.next_due_at(q.queue) else
-        least(k.next_due_at, case when k.keyed then (select y.next_due_at from fairq._tick(s.shard_no, '#keys') y) end) end) as due_at, bool_or(fairq._has_news(k) or fairq._lets_long(k, fairq._now()) or (k.horizon is not null and not q.metered)) as has_more
+    select min(case
+        when q.metered then fairq.next_due_at(q.queue)
+        else least(k.next_due_at, case when k.keyed then (select y.next_due_at from fairq._tick(s.shard_no, '#keys') y) end)
+      end) as due_at,
+      bool_or(fairq._has_news(k) or fairq._lets_long(k, fairq._now()) or (k.horizon is not null and not q.metered)) as has_more
     into v_next
     from fairq.queues q
     cross join fairq._shards(null) s(shard_no)
     cross join lateral fairq._tick(s.shard_no, q.queue) k
     where q.queue = any(p_queues) and q.paused_at is null;
     v_answer.due_in := extract(epoch from v_next.due_at - fairq._now())::double precision;
-    -- One call hears and parks a bounded amount, and somebody else may be promoting: then there is more to look at soon. So there is where the horizon stands
-    -- before a lane that the call did not get to.
+    -- One call hears and parks a bounded amount, and another session may be promoting: then there is soon more to look at. The same holds where the horizon
+    -- stands before a lane that this call did not get to.
     if v_next.has_more then v_answer.due_in := least(v_answer.due_in, 0.02); end if;
   end if;
   return next v_answer;

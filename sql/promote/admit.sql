@@ -1,8 +1,8 @@
--- Gives addresses to waiting tasks. Where they go, straight to a worker or into the ready set, is not decided here.
--- Candidates are the lanes just rung (p_lanes, not stored) and, when the ready set is short (p_refill), the waiting lanes from the last
--- tick's horizon on. p_lanes are all written again. Expired tasks get no address; the caller ends them.
--- What has a limit that runs with time is only given to a pop that takes it now (p_take tasks, p_ready being those in order before). A rate is charged
--- for nothing that waits, a concurrency key is not held from far back: such a lane stops at its next task, and the horizon with it.
+-- Gives addresses to waiting tasks. Whether they go straight to a worker or into the ready set is not decided here.
+-- Candidates are the lanes just rung (p_lanes, not stored) and, when the ready set is short (p_refill), the waiting lanes from the last tick's horizon on. All
+-- of p_lanes are written again. Expired tasks get no address; the caller ends them.
+-- A task whose limit runs with time is given only to a pop that takes it now (p_take tasks; p_ready are those in order before them). So no rate is charged for
+-- a task that waits, and no concurrency key is held from far back: such a lane stops at its next task, and the horizon with it.
 -- Locks: lanes; the caller holds the domain, under which bodies that wait do not change.
 -- Cost: O(p_budget) lanes and tasks; lanes_order_idx from the horizon, tasks_line_idx from each lane's cursor.
 create function fairq._admit(
@@ -47,16 +47,16 @@ begin
 end;
 $$;
 
--- Who may have how many. Lanes are filled like connected vessels: the level is the virtual time up to which all of them together have
--- p_budget tasks; a lane below it gets as many as fit, at least one. The prefix sums below give that level without a loop: for lanes in order of
--- their tags, (budget + sum(width * tag)) / sum(width) is smallest at the prefix that the water covers. The width of a lane is how many of its
--- tasks fit into a round: its weight; where groups share what tasks use, by what its last task was expected to use. Counted as a second each, a
--- refill of quick tasks would raise the level by minutes, and promote groups of slow ones as far ahead by their first guess.
--- A lane may get fewer tasks than others already have, and then the new horizon is its next task: pops stop there until the next
--- refill. So the served order is exact whatever the level was; the level only decides how much work a pass does.
+-- How many tasks each lane may have. Lanes are filled like connected vessels: the level is the virtual time up to which all of them together have p_budget
+-- tasks. A lane below it gets as many as fit, at least one. The prefix sums below give that level without a loop: for lanes in order of their tags, (budget +
+-- sum(width * tag)) / sum(width) is smallest at the prefix that the water covers. The width of a lane is how many of its tasks fit into a round: its weight,
+-- divided, where groups share what tasks use, by what its last task was expected to use. If all counted as a second each, a refill of quick tasks would raise
+-- the level by minutes, and groups of slow ones would be promoted as far ahead by their first guess.
+-- A lane may get fewer tasks than others already have. Then the new horizon is its next task, and pops stop there until the next refill. So the served order is
+-- exact whatever the level was; the level only decides how much work a pass does.
 -- p_last: with so many ready tasks before it, nothing behind it reaches this pop any more.
--- A waiting lane whose settings have changed since it was written is not served by the old ones: the ring that tells of them may lie behind the cut of this
--- pass. Everybody stops there, and it rings.
+-- A waiting lane whose settings have changed since it was written is not served by the old ones, because the ring that tells of the change may lie behind the
+-- cut of this pass. All lanes stop there, and that lane rings.
 create function fairq._share_out(
   p_tick fairq.ticks, p_queue fairq.queues, p_lanes fairq.lanes[], p_refill boolean, p_budget integer, p_take integer, p_last fairq.placed, p_now timestamptz
 ) returns fairq.share[]
@@ -99,9 +99,9 @@ begin
     window by_tag as (order by (c.lane).admissible desc, (c.lane).finish, (c.lane).position)
   ),
   fence as materialized (
-    -- The first lane that has to wait for another pass, and with it whatever comes after. Without a refill that is whoever stands at the
-    -- horizon or behind it, lanes just rung as well, and who shares what tasks use and still has something ready: groups that ring all the time would
-    -- be promoted ever further ahead, and pay for it by old estimates.
+    -- The first lane that has to wait for another pass; all behind it wait as well. Without a refill that is the first lane at the horizon or behind it, even
+    -- if just rung; and the first that still has something ready where groups share what tasks use. Otherwise groups that ring all the time would be promoted
+    -- ever further ahead and pay by old estimates.
     select c.nth, c.tag, c.is_stale, (c.lane).group_key
     from candidate c
     where c.admissible
@@ -142,12 +142,12 @@ begin
         )::integer
       else 0
     end,
-    -- Where this pop ends, at most, for what it would have to take now.
+    -- Where this pop ends at most: for tasks that it would have to take now.
     case
       when p_take = 0 or ((c.lane).finish, (c.lane).position) >= (p_last.block, p_last.position) then p_tick.clock
       else least(p_last.block + 1, p_tick.clock + least(4e18, ceil(w.reach * fairq._round()))::bigint)
     end,
-    -- How far it comes with what is left of its budget: the first task that finds something left goes.
+    -- How far the lane comes with what is left of its budget. The first task that finds something left goes.
     case
       when ((c.lane).policy).budget is not null then (c.lane).finish + greatest(0, least(2e18,
         fairq._round() * fairq._budget_left((c.lane).policy, (c.lane).gate, ((c.lane).pace).reserved, p_now) / (c.lane).weight))::bigint
@@ -160,13 +160,13 @@ begin
 end;
 $$;
 
--- The next tasks of each lane, with their addresses, and where it goes on. While it has credit they lie closer together than what they are charged. In a lane
--- whose tasks have concurrency keys, or are long where slots are kept for short ones, _take_keys says which are next.
+-- The next tasks of each lane, with their addresses, and where the lane goes on. While it has credit they lie closer together than what they are charged. In a
+-- lane whose tasks have concurrency keys, or are long where slots are kept for short ones, _take_keys says which are next.
 -- One pass, lanes -> lateral tasks: a join would be a nested loop, because the planner expects one row of each.
 create function fairq._draw(p_tick fairq.ticks, p_shares fairq.share[], p_short_under double precision, p_now timestamptz) returns fairq.drawn[]
 language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
-  -- A thousand tasks of a pass may find their key taken, whatever the number of lanes.
+  -- In one pass a thousand tasks may find their key taken, whatever the number of lanes.
   v_most integer := greatest(1, 1000 / greatest(2, (select count(*)::integer from unnest(p_shares) s where (s.lane).keyed and s.quota > 0)));
 begin
   return (
@@ -188,7 +188,7 @@ begin
       -- "offset 0" makes this a gate before the look, not a filter behind it.
       from (select coalesce(((s.lane).pace).credit, 0) as credit where s.quota > 0 offset 0) gate
       cross join lateral (
-        -- In the order in which they come: of priority, and of becoming runnable. The sum of bigints would be a numeric, and slow.
+        -- In their order: by priority, then by when they became runnable. The sum of bigints would be a numeric, and slow.
         select y.*, row_number() over line as nth, (sum(y.step::double precision) over line)::bigint as charged,
           (sum(y.step::double precision) over line)::bigint - y.step
             - fairq._spent(gate.credit, (sum(y.step::double precision) over line)::bigint - y.step, row_number() over line - 1) as start,
@@ -213,8 +213,8 @@ begin
 end;
 $$;
 
--- Lanes with a rate, or a breaker that is half open, give this pop what it takes now, and nothing more: what lies behind the address at which the pop ends is
--- put back.
+-- Lanes with a rate, or with a breaker that is half open, give this pop what it takes now and nothing more: what lies behind the address at which the pop ends
+-- is put back.
 create function fairq._cut(p_drawn fairq.drawn[], p_ready fairq.placed[], p_take integer) returns fairq.drawn[]
 language plpgsql immutable set search_path = pg_catalog, pg_temp as $$
 declare
@@ -247,8 +247,8 @@ begin
 end;
 $$;
 
--- The next versions of the lanes: their tasks are charged, and higher priorities are used up, the level of the next task begins with it, lower ones are
--- untouched. Returns the tick with what they say: how far the domain has come, and where pops have to stop.
+-- Writes the next versions of the lanes. Their tasks are charged. Levels of higher priority are used up, the level of the next task begins with it, and lower
+-- levels are untouched. Returns the tick with how far the domain has come and where pops have to stop.
 create function fairq._write_lanes(p_tick fairq.ticks, p_drawn fairq.drawn[], p_now timestamptz) returns fairq.ticks
 language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
@@ -257,7 +257,8 @@ begin
   with written as (
     insert into fairq.lanes (shard_no, queue, group_key, user_key, line, inside, version, lane_no, finish, position, weight, keyed, policy, gate, pace, last_priority,
       last_sequence, cursors, look_at, admissible)
-    select p_tick.shard_no, (d.lane).queue, (d.lane).group_key, (d.lane).user_key, (d.lane).line, (d.lane).inside, (d.lane).version + 1, (d.lane).lane_no, (d.lane).finish + d.served,
+    select p_tick.shard_no, (d.lane).queue, (d.lane).group_key, (d.lane).user_key, (d.lane).line, (d.lane).inside, (d.lane).version + 1, (d.lane).lane_no,
+      (d.lane).finish + d.served,
       case when (n.last).id is not null then fairq._lane_position((d.lane).lane_no) else (d.lane).position end,
       (d.lane).weight, (d.quota = 0 or (d.next).sequence is not null) and ((d.lane).keyed or coalesce(d.keyed, false)), (d.lane).policy, n.gate,
       case
@@ -286,7 +287,7 @@ begin
           when (d.lane).policy is distinct from null then fairq._charge((d.lane).policy, (d.lane).gate, coalesce(cardinality(d.tasks), 0), p_now)
           else (d.lane).gate
         end as gate,
-        -- What its tasks were charged, and it has not moved by, was its credit.
+        -- The part of the charge by which the lane has not moved was paid by its credit.
         case
           when ((d.lane).pace).credit > 0
             then ((d.lane).pace).credit + d.served
@@ -325,11 +326,11 @@ begin
 end;
 $$;
 
--- The next tasks of a lane none of whose tasks is known to have a concurrency key, in order of priority and of becoming runnable; of each level p_limit
--- at most. At one that has a key, or is long where slots are kept for short ones, the lane stops, wherever it is, and goes on as one that has keys:
--- without its key nothing may be done with it, and of those that are parked there may be many.
--- Behind a cursor's touched everything waits; up to it, and where long tasks are parked, a look-up by id tells what is ready, held or parked.
--- One statement, stable, without "set search_path": so it is inlined into _admit, and costs no executor start for every lane.
+-- The next tasks of a lane none of whose tasks is known to have a concurrency key, by priority and then by when they became runnable; of each level p_limit at
+-- most. The lane stops at the first task that has a key, or is long where slots are kept for short ones, and goes on as a lane with keys: such a task cannot go
+-- without its key, and many of them may be parked.
+-- Behind a cursor's touched everything waits. Up to it, and where long tasks are parked, a look-up by id tells what is ready, held or parked.
+-- One statement, stable, without "set search_path", so that it is inlined into _draw and costs no executor start for every lane.
 -- Cost: tasks_line_idx from the cursors.
 create function fairq._next_tasks(
   p_shard_no integer, p_queue text, p_group_key text, p_user_key text, p_cursors fairq.cursor[], p_weight double precision, p_pace fairq.pace, p_limit integer,
@@ -356,8 +357,8 @@ language sql stable as $$
   ) o
 $$;
 
--- Where a task in line is, if it does not wait: held, ready or parked. No row: it waits. A set, for only a set is inlined: a truth that looks into tables is a
--- call of its own for each task. As three look-ups of one id in one set they cannot become joins that walk through all of a table.
+-- Where a task in line is if it does not wait: held, ready or parked. No row: it waits. It returns a set because only a set is inlined; a boolean function that
+-- looks into tables would be a call for each task. Three look-ups of one id in one set cannot become joins that walk through a whole table.
 create function fairq._taken(p_shard_no integer, p_id bigint) returns setof integer
 language sql stable rows 1 as $$
   select 1 from fairq.held h where h.shard_no = p_shard_no and h.id = p_id
@@ -370,7 +371,7 @@ $$;
 -- The cursors of a lane of several levels once its tasks before p_next are taken, up to the sequence p_taken.
 create function fairq._advance_cursors(p_cursors fairq.cursor[], p_next fairq.cursor, p_taken bigint) returns fairq.cursor[]
 language sql immutable as $$
-  -- What was given a place may be taken before its turn, from any level, see _take_keys: so all of them know of it.
+  -- A task that was given a place may be taken before its turn, from any level (see _take_keys), so all levels learn of it.
   select array_agg(
     case
       when u.priority = p_next.priority or (u.is_open and u.priority > p_next.priority)

@@ -1,8 +1,8 @@
--- Which rings are new, said once: those of transactions at or past the tick's next_xid, and of those that were pending then, visible now, and not
--- heard in part before. In the order of their transactions, at most p_limit.
--- One look-up per pending transaction, and only when it has ended: one that holds a million rings and stays open costs nothing. The transaction
--- that promoted last may have rung a million itself: it is stepped over, not walked through.
--- Stable, without "set search_path": inlined into the statement that asks, so that rings and snapshot are of one moment.
+-- The one definition of which rings are new: those of transactions at or past the tick's next_xid, and those of transactions that were pending then, are
+-- visible now, and were not heard in part before. In the order of their transactions, at most p_limit.
+-- Each pending transaction costs one look-up, and only once it has ended: one that holds a million rings and stays open costs nothing. The transaction that
+-- promoted last may have rung a million itself: it is stepped over, not walked through.
+-- Stable and without "set search_path": it is inlined into the statement that asks, so that rings and snapshot are of one moment.
 create function fairq._new_rings(p_tick fairq.ticks, p_limit integer) returns setof fairq.rings
 language sql stable as $$
   select r.*
@@ -28,11 +28,10 @@ language sql stable as $$
   limit p_limit
 $$;
 
--- Whether a promotion would find something: a ring, a scheduled task that is due, bodies to announce after a rebuild, a concurrency key that came free.
--- Takes no lock, writes nothing.
--- Asked three times in each turn of a worker, so it asks the cheap questions first: nearly always nobody was at work while the last promotion was, and no
--- ring at all is younger.
--- Every other scan is switched off here and not by the callers only: a session keeps the plan that it made when somebody asked without.
+-- Whether a promotion would find something: a ring, a scheduled task that is due, bodies to announce after a rebuild, a concurrency key that came free. Takes
+-- no lock, writes nothing.
+-- A worker's turn asks it three times, so the cheap questions come first: nearly always nobody was at work during the last promotion, and no ring is younger.
+-- Every other scan is switched off here and not only in the callers: a session keeps the plan that it made when somebody asked without.
 create function fairq._has_news(p_tick fairq.ticks) returns boolean
 language plpgsql set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmapscan = off as $$
 begin
@@ -53,15 +52,14 @@ begin
 end;
 $$;
 
--- Turns the new rings into one row per group, and the tick into one that has heard them. Nothing else.
---
--- Exactly once, without deleting or marking a ring: what is visible and what the next tick remembers come from the snapshot of one statement. Two
--- snapshots would hear a ring twice or never, and a ring that tells of freed places may not be heard twice.
--- The own transaction is a case of its own: no snapshot lists it as pending, and its id may lie above or below the snapshot's xmax. Its rings are heard
--- up to here, and the tick says up to which.
--- When p_limit rings were read there may be more: then the tick stops at the last of them, in the middle of a transaction if need be. A pass hears five
--- thousand, for each may bring a lane of its own. Where they come from few groups, as those of ten thousand tasks that one tenant created one by one,
--- it hears four times as many: whoever comes behind them is heard, too.
+-- Turns the new rings into one row per group, and the tick into one that has heard them. It does nothing else.
+-- Exactly once, without deleting or marking a ring: what is visible and what the next tick remembers come from the snapshot of one statement. With two
+-- snapshots a ring could be heard twice or never, and a ring that tells of freed places must not be heard twice.
+-- The own transaction is a special case: no snapshot lists it as pending, and its id may lie above or below the snapshot's xmax. Its rings are heard up to
+-- here, and the tick says up to which.
+-- When p_limit rings were read there may be more. Then the tick stops at the last of them, in the middle of a transaction if need be. A pass hears five
+-- thousand, because each may bring a lane of its own. If they come from few groups, such as ten thousand tasks that one tenant created one by one, it hears
+-- four times as many, so that those behind them are heard as well.
 -- Cost: p_limit entries of rings_xid_idx.
 create function fairq._hear(
   p_tick fairq.ticks, p_limit integer, out o_tick fairq.ticks, out o_news fairq.news[], out o_cancelled bigint[], out o_configured boolean
@@ -93,7 +91,7 @@ begin
         when min(r.priority) is not null
           then nullif(array[(0, min(r.sequence) filter (where r.priority = 0), null, false)::fairq.cursor], array[(0, null, null, false)::fairq.cursor])
             || array_agg((r.priority, r.sequence, null, false)::fairq.cursor) filter (where r.priority <> 0)
-        -- What was given a place of its key is not in line: a cursor behind everything says that there is something.
+        -- A task that was given a place of its key is not in line: a cursor behind everything says that there is something.
         when min(r.sequence) is not null then array[(-1000000, 9223372036854775807, null, false)::fairq.cursor]
       end as heard,
       sum(r.used) as used, sum(r.charged) as charged, sum(r.used - r.charged) filter (where r.charged > 0) as correction,
@@ -113,7 +111,7 @@ begin
   ) r
   cross join (
     select array_agg((w.group_key, w.freed,
-        -- What failed before a success counts for nothing.
+        -- Failures before a success do not count.
         case
           when w.failed is null then 0
           else (select coalesce(sum(f.tasks), 0)::integer from unnest(w.failed_at, w.failed) f(ring_id, tasks) where f.ring_id >= coalesce(w.last_success, 0))
@@ -139,7 +137,7 @@ begin
     (select p.ring_id from unnest(p_tick.pending) p where p.xid = v_own), 0);
 
   if v_count >= p_limit and v_last_xid < p_tick.next_xid then
-    -- Cut among the transactions that were pending: those behind it, and those still running, stay so.
+    -- The cut is among the transactions that were pending: those behind it, and those still running, stay pending.
     o_tick.pending := array(
       select (p.xid, case p.xid when v_last_xid then v_last_ring when v_own then v_own_ring else p.ring_id end)::fairq.heard
       from unnest(p_tick.pending) p
@@ -162,7 +160,7 @@ begin
       o_tick.heard_ring := 0;
     end if;
   else
-    -- Never past the snapshot's xmax: the own transaction may lie beyond it, and between the two others that nobody lists as pending.
+    -- Never past the snapshot's xmax: the own transaction may lie beyond it, and between the two may be others that nobody lists as pending.
     o_tick.next_xid := pg_snapshot_xmax(v_snapshot);
     v_last_xid := null;
     o_tick.heard_xid := case when v_own >= o_tick.next_xid then v_own else '0' end;

@@ -1,8 +1,8 @@
--- The clock moves to the address of the first task still ready or still waiting, whichever is first. A pop in flight counts as ready, so what it puts back
--- lies at or after the clock. With nothing left the clock goes to the end of the busy period, the highest finish tag, so nobody pays for the past; and where
--- other shards have come further, to p_floor, so that nobody gains from it either.
--- clock_position is the lower bound of scans inside the block: right after the lane before the next one, so the dead rows of the lanes already
--- served lie behind it; newcomers get the positions in between, one after the other.
+-- The clock moves to the address of the first task that is still ready or still waits. A pop in flight counts as ready, so what it puts back lies at or after
+-- the clock. With nothing left the clock goes to the end of the busy period, the highest finish tag, so that nobody pays for the past; and if other shards have
+-- come further, to p_floor, so that nobody gains from it.
+-- clock_position is the lower bound of scans inside the block. It lies right after the lane before the next one, so the dead rows of lanes already served lie
+-- behind it. Newcomers get the positions in between, one after the other.
 create function fairq._move_clock(p_tick fairq.ticks, p_block bigint, p_position bigint, p_floor bigint default null) returns fairq.ticks
 language plpgsql immutable set search_path = pg_catalog, pg_temp as $$
 declare
@@ -17,8 +17,9 @@ begin
     p_block := p_block + coalesce(greatest(0, fairq._ahead(p_floor, p_block)), 0);
     p_position := case when p_block = p_tick.clock then p_tick.clock_position else 1 end;
   end if;
-  -- Groups whose long tasks wait for a slot are neither ready nor at the horizon, and somebody's short task would cost them their turns. So the clock waits for
-  -- the turn that had a slot last, as far as groups lie apart that had one; not further, or those that have only long ones would come with a flood.
+  -- Groups whose long tasks wait for a slot are neither ready nor at the horizon, and one short task of somebody else would cost them their turns. So the clock
+  -- waits for the turn that had a slot last, but only as far as groups that had one lie apart. If it waited longer, groups with only long tasks would come with
+  -- a flood.
   if p_tick.long_since is not null and p_block > p_tick.long_turn then
     p_block := greatest(p_tick.clock, p_tick.long_turn, p_block - (p_tick.long_top - p_tick.long_turn));
     p_position := case when p_block = p_tick.clock then p_tick.clock_position else 1 end;
@@ -38,13 +39,13 @@ begin
 end;
 $$;
 
--- How far a clock is ahead of that of another shard; each may have been taken back once more than the other.
+-- How far a clock is ahead of that of another shard. Each may have been taken back once more than the other.
 create function fairq._ahead(p_block bigint, p_other bigint) returns bigint
 language sql immutable parallel safe
 as $$ select ((p_block - p_other + 288230376151711744) & 576460752303423487) - 288230376151711744 $$;
 
--- Takes the clock back by 2^60 long before a bigint is full: blocks, finish tags and the tick move by the same distance, so the order stays as it is. With tasks of
--- cost 1 that is after 2^41 rounds; with bytes for costs it may happen in a few years.
+-- Takes the clock back by 2^60 long before a bigint is full. Blocks, finish tags and the tick move by the same distance, so the order stays as it is. With
+-- tasks of cost 1 that is after 2^41 rounds; with bytes for costs it may happen in a few years.
 -- Pops that read the tick before find nothing and look again.
 -- Returns the tick, not yet written.
 -- Locks: ready (a pop in flight is waited for); lanes; the caller holds the domain.

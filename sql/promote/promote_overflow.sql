@@ -29,17 +29,17 @@ comment on function fairq.promote_overflow is 'Hears new rings and moves waiting
 
 -- Promotion of one domain, top to bottom. Tick in, tick out.
 -- p_take tasks are handed over to the pop that calls it: o_popped, in served order, some of them from the ready set. The rest of the pass becomes ready.
--- p_used_up is the tick whose ready set the caller found used up: what is still ready before the horizon is being popped by others, and a pop
--- in flight, or one whose client hangs, must not keep the rest waiting. Who promoted since has seen to it: callers that waited for the lock
--- would each add another ready set.
--- o_goes_on: another pass may find more; this one moved something, or rang. o_tick is the tick it wrote.
+-- p_used_up is the tick whose ready set the caller found used up: others are popping what is still ready before the horizon, and a pop in flight, or one whose
+-- client hangs, must not keep the rest waiting. If another session has promoted since, it is ignored: callers that waited for the lock would otherwise each add
+-- another ready set.
+-- o_goes_on: another pass may find more, because this one moved something, or rang. o_tick is the tick it wrote.
 -- p_floor: how far the hindmost of the other shards has come, see _standings.
 -- Returns null when another session is at it and p_wait is false.
 -- Raises QF003, QF005 (see _lock_domain).
--- A session has one plan of each statement, made by whoever came first: so plans are pinned here as well as in the functions that call this one. Who only
--- configures, holds or purges has reasons to let the planner choose, and would else plan all of a promotion again each time.
--- enable_sort is off: ready tasks and lanes come in the order of an index. To a table that was analyzed while it was empty, another index with a sort
--- behind it looks cheaper, and reads all of it.
+-- A session keeps one plan of each statement, made by its first caller. So plans are pinned here as well as in the functions that call this one: callers that
+-- only configure, hold or purge have reasons to let the planner choose, and would otherwise plan all of a promotion anew each time.
+-- enable_sort is off: ready tasks and lanes come in the order of an index. For a table that was analysed while it was empty, another index with a sort behind
+-- it looks cheaper, and reads all of it.
 -- Locks: domains, then what the parts say; all until the end of the transaction.
 -- Killed anywhere, the transaction rolls back and the next promotion starts from the last committed tick.
 create function fairq._promote(
@@ -71,7 +71,8 @@ begin
   end if;
   v_read := v_tick;
 
-  -- What rings by itself comes first, for the rings of this transaction are heard below: bodies after a rebuild, keys that came free, what is due.
+  -- First come those that this promotion itself rings, because the rings of this transaction are heard below: bodies after a rebuild, keys that came free,
+  -- tasks that are due.
   if v_tick.keyed or v_tick.announce_from is not null then
     if not fairq._lock_counters(p_shard_no, '#keys', p_wait) then
       return;
@@ -84,10 +85,10 @@ begin
   end if;
   v_tick := fairq._wake_due(v_tick, v_now, greatest(p_limit, 1000));
 
-  -- Hearing writes nothing: it may be done again, and who cannot have the keys that he hears of now leaves it at that.
+  -- Hearing writes nothing, so it may be repeated, and a promotion that cannot lock the keys it hears of may leave it at that.
   v_heard := fairq._hear(v_tick, 5000);
   if (v_heard.o_tick).next_due_at <= v_now then
-    -- A schedule heard of now that is due already: what it wakes belongs into this pass, before younger tasks.
+    -- A scheduled task heard of now is due already: it belongs into this pass, before younger tasks.
     v_tick.next_due_at := (v_heard.o_tick).next_due_at;
     v_tick := fairq._wake_due(v_tick, v_now, greatest(p_limit, 1000));
     v_heard := fairq._hear(v_tick, 5000);
@@ -109,8 +110,8 @@ begin
   end if;
   v_tick := v_heard.o_tick;
 
-  -- The clock: the first task still ready, one that is being popped counts, too. With the horizon it says what is being served. Nobody gives up any more
-  -- from here on: addresses that are taken back and the tick that says so are written together.
+  -- The clock: the first task still ready, where one that is being popped counts. With the horizon it says what is being served. From here on this promotion
+  -- does not give up: addresses that are taken back and the tick that says so are written together.
   select r.block, r.position into v_first
   from fairq.ready r
   where r.shard_no = p_shard_no and r.queue = p_queue and r.position >= 0
@@ -123,7 +124,7 @@ begin
     v_tick := fairq._rebase(v_tick, 1152921504606846976);
   end if;
 
-  -- Settings are read once their rings are heard: a change that commits in between is heard of by the next pass, but never heard and not seen.
+  -- Settings are read after their rings are heard. A change that commits in between is heard of by the next pass, but never heard of and not seen.
   select q.* into v_queue from fairq.queues q where q.queue = p_queue;
   if v_queue.spread then
     select h.* into v_heard from fairq._send_home(v_tick, v_heard.o_news, v_heard.o_cancelled) h;
@@ -142,7 +143,7 @@ begin
   o_popped := v_served.o_popped;
   o_promoted := v_served.o_promoted;
 
-  -- When lanes that a rate or a breaker holds back want to be looked at; of those that are due now this pass may have taken a part.
+  -- When lanes that a rate or a breaker holds back have to be looked at. This pass may have taken only a part of those that are due now.
   v_tick.next_due_at := least(v_tick.next_due_at, (
     select l.look_at
     from fairq.lanes l
@@ -171,10 +172,10 @@ begin
 end;
 $$;
 
--- Whose limits have changed with those that rang. A ring that names no group is of all that have a lane, or something in flight; one of a group also of its users
--- who have something in flight that is to be counted now. Who changed the settings could not know of those whom another promotion was just serving; here
--- they have committed.
--- Returns whether somebody rings for that.
+-- Rings for those whose limits changed with those of p_groups. An empty name means the whole queue: every group that has a lane or something in flight. A
+-- group's name means also its users who have something in flight that is to be counted from now on. The session that changed the settings could not know of
+-- tasks that another promotion was just serving; here they have committed.
+-- Returns whether anybody rings for that.
 -- Cost: all lanes of the queue, or all held tasks of the shard. For settings, not for the hot path.
 create function fairq._ring_limited(p_tick fairq.ticks, p_groups text[]) returns boolean
 language plpgsql set search_path = pg_catalog, pg_temp as $$
@@ -206,9 +207,9 @@ begin
 end;
 $$;
 
--- Where nothing is ready and nothing waits, tasks that come are handed over at once, in their turns, and no lane is written for them: all of them are
--- gone, and the clock goes past them. Only where nothing limits the groups that rang, and all that they have waiting fits into this pop.
--- Returns null where that is not so: then it is the whole way for all of them.
+-- The short way: where nothing is ready and nothing waits, new tasks are handed over at once, in their turns. No lane is written for them, because all of them
+-- are gone and the clock goes past them. It is open only if nothing limits the groups that rang, and all they have waiting fits into this pop.
+-- Returns null if it is not: then all of them go the whole way.
 -- Cost: two look-ups per group that rang, and p_take entries of tasks_line_idx.
 create function fairq._serve_at_once(
   p_tick fairq.ticks, p_queue fairq.queues, p_news fairq.news[], p_cancelled bigint[], p_take integer, p_now timestamptz,
@@ -224,8 +225,8 @@ begin
   then
     return;
   end if;
-  select array_agg((t.id, p_tick.clock + t.start, t.nth, null, false, false, t.priority, t.sequence, t.group_key, t.attempt, t.expires_at, null, null, '', null, false, null)::fairq.placed
-      order by t.start, t.nth) as tasks,
+  select array_agg((t.id, p_tick.clock + t.start, t.nth, null, false, false, t.priority, t.sequence, t.group_key, t.attempt, t.expires_at, null, null, '',
+      null, false, null)::fairq.placed order by t.start, t.nth) as tasks,
     max(t.start + t.step) as served, max(t.sequence) as touched, bool_or(t.meets_key or t.is_expired) as is_odd
   into v_all
   from (
@@ -273,10 +274,9 @@ $$;
 
 -- The whole way: lanes are settled, what may not be ready any more is recalled, and if the ready set is short, waiting tasks get addresses. p_block and
 -- p_position are those of the first task still ready.
--- The ready set is short when it has not enough for this pop, when pops have passed its middle, or stand at the horizon, which may lie before it: a
--- lane of cheap tasks gets as many tasks as the others and comes less far. Then it gets p_limit more; when nothing waits for that many, what comes later
--- goes on filling it. Otherwise only the lanes just rung are looked at, and only for what comes before the horizon, or before the end of a ready set
--- that is full.
+-- The ready set is short when it has not enough for this pop, or when pops have passed its middle or stand at the horizon. (The horizon may lie before the
+-- middle: a lane of cheap tasks gets as many as the others and comes less far.) Then it gets p_limit more; if fewer wait, tasks that come later go on filling
+-- it. Otherwise only the lanes just rung are looked at, and only for tasks before the horizon, or before the end of a full ready set.
 -- Locks: lanes; ready and parked rows with "skip locked".
 create function fairq._serve(
   p_tick fairq.ticks, p_queue fairq.queues, p_news fairq.news[], p_cancelled bigint[], p_block bigint, p_position bigint,
@@ -320,11 +320,12 @@ begin
     perform fairq._cancel_waiting(o_tick.shard_no, p_cancelled, p_now);
   end if;
 
-  -- Ready tasks this pop may take, in order; those beyond the horizon only if it moves.
+  -- Ready tasks that this pop may take, in order; those beyond the horizon only if it moves.
   if p_take > 0 and p_block is not null then
     v_ready := fairq._pick(o_tick, p_take, false);
     if coalesce(p_queue.group_max_running, p_queue.group_breaker_threshold) is not null then
-      -- A cap for all groups is new, and this pass has not heard of it for each of them: what is not counted yet is recalled by another one.
+      -- If a cap for all groups is new, this pass may not have heard of it for each of them. It leaves tasks that are not counted yet to another one, which
+      -- recalls them.
       v_ready := array(select r from unnest(v_ready) r where r.counted);
     end if;
     v_room := p_take - (select count(*)::integer from unnest(v_ready) r where fairq._is_before_horizon(o_tick, r));
@@ -360,8 +361,8 @@ begin
     perform fairq._take_keys_back(o_tick.shard_no, o_tick.queue, p_now);
   end if;
 
-  -- The first p_take of all that is ready before the new horizon go to the pop, the rest of the pass becomes ready. Most often nothing was ready, and what
-  -- there is is in order already.
+  -- The first p_take of all that is ready before the new horizon go to the pop; the rest of the pass becomes ready. Most often nothing was ready before, and
+  -- what there is is in order already.
   if v_ready = '{}' then
     v_room := least(p_take, o_promoted);
     if v_room > 0 and not fairq._is_before_horizon(o_tick, v_done.o_placed[v_room]) then
@@ -393,8 +394,8 @@ begin
   end if;
   o_tick.filled := o_tick.filled + cardinality(v_rest);
 
-  -- A refill that did not get past the first lane: the server's clock was set back, and who had room by a rate or a breaker has none now. Those lanes
-  -- look again, or everyone behind would wait with them.
+  -- A refill that did not get past the first lane: the server's clock was set back, and lanes that had room by a rate or a breaker have none now. They look
+  -- again, or all behind them would wait with them.
   if v_refill and o_promoted = 0 and (o_tick.horizon, o_tick.horizon_position) = (v_horizon.block, v_horizon.position) then
     o_goes_on := o_goes_on or fairq._look_again(o_tick, p_limit, p_now);
   end if;
@@ -407,10 +408,10 @@ language sql immutable
 as $$ select (p_task.block, p_task.position) < (coalesce(p_tick.horizon, 9223372036854775807), coalesce(p_tick.horizon_position, 0)) $$;
 
 -- Ready tasks in served order, locked for the caller, at most p_limit; with p_before_horizon only those that may be popped as things stand.
--- A row that another session pops is skipped; one that another session popped after our snapshot is gone at the second look and is skipped too; one
--- whose popper rolls back becomes visible again at the same address.
--- enable_sort is off: the rows come in the order of an index. To a table that was analyzed while it was empty, another index with a sort behind it
--- looks cheaper, and reads all of it.
+-- A row that another session pops is skipped. So is one that another session popped after our snapshot: it is gone at the second look. If that session rolls
+-- back, the row becomes visible again at the same address.
+-- enable_sort is off: the rows come in the order of an index. For a table that was analysed while it was empty, another index with a sort behind it looks
+-- cheaper, and reads all of it.
 create function fairq._pick(p_tick fairq.ticks, p_limit integer, p_before_horizon boolean) returns fairq.placed[]
 language plpgsql set search_path = pg_catalog, pg_temp set enable_sort = off as $$
 begin
@@ -433,7 +434,7 @@ begin
 end;
 $$;
 
--- How many tasks make it worth to write the lanes they come from: eight of each that waits, four thousand at most; p_take, where those are four of each
+-- From how many tasks on it is worth writing the lanes they come from: eight of each that waits, four thousand at most; or p_take, if that is four of each
 -- already. A lane costs as much as four tasks that become ready first, so where a thousand groups wait, taking one task from each would be mostly lanes.
 -- Cost: five hundred entries of lanes_order_idx.
 create function fairq._worth_a_lane(p_tick fairq.ticks, p_rung integer, p_take integer) returns integer
@@ -463,7 +464,7 @@ begin
 end;
 $$;
 
--- Rings lanes that had room when they were written and have none now.
+-- Rings for lanes that had room when they were written and have none now.
 create function fairq._look_again(p_tick fairq.ticks, p_limit integer, p_now timestamptz) returns boolean
 language plpgsql set search_path = pg_catalog, pg_temp as $$
 begin
@@ -480,10 +481,10 @@ begin
 end;
 $$;
 
--- Lanes that a rate or a breaker held back until now ring, also those of users. Scheduled tasks that are due stand in line from now on, behind what their groups have
--- waiting, and ring; one that was tried before keeps its old place.
+-- Rings for lanes that a rate or a breaker held back until now, those of users included. Scheduled tasks that are due stand in line from now on, behind what
+-- their groups have waiting, and ring; one that was tried before keeps its old place.
 -- Returns the tick, which knows when the next one is due.
--- Locks: tasks, the scheduled rows it moves, "skip locked": retry_task in somebody's open transaction may hold one, and is not waited for.
+-- Locks: tasks, the scheduled rows it moves, "skip locked": retry_task in an open transaction may hold one, and is not waited for.
 -- Cost: tasks_due_idx from p_tick.next_due_at on, at most p_limit rows.
 create function fairq._wake_due(p_tick fairq.ticks, p_now timestamptz, p_limit integer) returns fairq.ticks
 language plpgsql set search_path = pg_catalog, pg_temp as $$

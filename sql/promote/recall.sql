@@ -1,10 +1,10 @@
--- Takes ready tasks of lanes out of the order again, because what made them ready does not hold any more: a task came, or came back, that is before them in
--- its group; the group was paused or held, its breaker opened, its budget was used up, its cap or any other limit of it changed; one of them is to be cancelled.
--- The lane goes back to the earliest address that came free, so admission hands out the same addresses again, in order. What they were charged
--- is given back. A task that is being popped right now is locked, and keeps its address; should that pop roll back, its group is looked at again.
--- Where groups share what tasks use, finish tag and charges may differ by what corrections said since: that stays a debt or becomes credit. Otherwise
+-- Takes ready tasks of lanes out of the order again when what made them ready no longer holds: a task that is before them in their group came, or came back;
+-- the group was paused or held, its breaker opened, its budget was used up, its cap or another limit changed; or one of them is to be cancelled.
+-- The lane goes back to the earliest address that came free, so admission hands out the same addresses again, in order, and what the tasks were charged is
+-- given back. A task that is being popped right now is locked and keeps its address; its group is looked at again in case that pop rolls back.
+-- Where groups share what tasks use, finish tag and charges may differ by what corrections said since. The difference stays a debt or becomes credit: otherwise
 -- a group would be forgiven an hour by cancelling one task.
--- Of a group that has users all of them go back: who is next among them is decided anew.
+-- A group that has users goes back with all of them: who is next among them is decided anew.
 -- Returns the lanes as they are afterwards, and those of users.
 -- Locks: ready, "skip locked".
 -- Cost: the ready set, from the clock on, and only when there is something to recall.
@@ -35,7 +35,7 @@ begin
     select l.group_key = any(v_whole)
       or coalesce((l.policy).paused_at is not null or (l.gate).open_until > p_now or (l.gate).held_until > p_now
         or (l.gate).in_flight + coalesce((l.gate).uncounted, 0) > (l.policy).max_running, false)
-        -- More was used than expected: what is ready may be more than the budget is enough for.
+        -- More was used than expected: the budget may not be enough for what is ready.
         or ((l.policy).budget is not null and fairq._budget_left(l.policy, l.gate, (l.pace).reserved, p_now) < 0
           and exists (select from unnest(p_news) n where n.group_key = l.group_key and n.correction > 0)) as is_whole
   ) w
@@ -67,7 +67,8 @@ create function fairq._recall_groups(
 )
 language plpgsql set search_path = pg_catalog, pg_temp set enable_nestloop = off as $$
 declare
-  -- Per group the place behind which its tasks are taken, null: all of them. In an array each ready task would be compared with each group.
+  -- Per group the place behind which its tasks are taken; null: all of them. An object, because with an array each ready task would be compared with each
+  -- group.
   v_before jsonb := (
     select jsonb_object_agg(g.group_key, case when g.priority is not null then jsonb_build_array(-g.priority, g.sequence) end)
     from unnest(p_groups, p_before) g(group_key, priority, sequence, touched, is_open)
@@ -129,10 +130,10 @@ begin
 end;
 $$;
 
--- A lane without tasks that were ready: it goes back to the earliest address of theirs, and they give back what they were charged. p_counted of them had a
+-- A lane without tasks of its that were ready. It goes back to the earliest address of theirs and gets back what they were charged. p_counted of them had a
 -- place. None started, so none is charged to a rate.
--- Pops may have gone past some of them, which somebody else had locked at that moment, and have taken what lay behind: those turns are not given out again, or the
--- group would have them twice. Unless its weight has changed (p_reweighted): then the lengths of its steps no longer tell.
+-- Pops may have gone past some of these tasks, because another session had them locked at that moment, and may have taken what lay behind. Those turns are not
+-- given out again, or the group would have them twice. If its weight has changed (p_reweighted) they are: the lengths of its steps no longer tell.
 create function fairq._take_back(
   p_lane fairq.lanes, p_block bigint, p_position bigint, p_tasks integer, p_counted integer, p_charge double precision, p_reserved double precision,
   p_cursors fairq.cursor[], p_touched bigint, p_reweighted boolean, p_now timestamptz
@@ -170,16 +171,15 @@ begin
 end;
 $$;
 
--- Tasks held by groups that get their first limit are counted from now on, and their lanes know of the places taken. A task that is being finished, or
--- popped, is locked, and nobody waits for it with the domain in hand: it takes a place all the same, as one that is not counted yet, until it is
--- gone or can be counted. Its lane looks again soon.
+-- Counts the held tasks of groups that get their first limit, and tells their lanes of the places taken. A task that is being finished or popped is locked, and
+-- nobody waits for it with the domain in hand: it takes a place as one that is not counted yet, until it is gone or can be counted. Its lane looks again soon.
 -- Locks: held, "skip locked". Cost: all held tasks of the shard. For settings, not for the hot path.
 create function fairq._adopt(
   p_tick fairq.ticks, p_lanes fairq.lanes[], p_configured text[], p_now timestamptz, p_of_users boolean default false
 ) returns fairq.lanes[]
 language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
-  -- An object is looked up in a few steps; in an array each task would be compared with each group.
+  -- An object is looked up in a few steps; with an array each task would be compared with each group.
   v_wanted jsonb := (
     select jsonb_object_agg(fairq._line(l.group_key, l.user_key, p_of_users), 0)
     from unnest(p_lanes) l
@@ -251,14 +251,13 @@ begin
 end;
 $$;
 
--- A group, or a user of one, as a name in an object. Inlined.
+-- The name of a group, or of a user of one, in an object. Inlined.
 create function fairq._line(p_group_key text, p_user_key text, p_of_user boolean) returns text
 language sql immutable
 as $$ select case when p_of_user then jsonb_build_array(p_group_key, p_user_key)::text else p_group_key end $$;
 
--- Ends the waiting tasks among those somebody wished to cancel. Held ones are left: their wish stays, and their holder learns of
--- it with its heartbeat. A ready task that is being popped right now is locked and counts as held; should the pop roll back it would be waiting again,
--- so the wish is rung once more.
+-- Ends those of p_ids that wait and that somebody asked to cancel. Held ones are left: the wish stays, and their holder learns of it with its heartbeat. A
+-- ready task that is being popped right now is locked and counts as held. If that pop rolls back the task waits again, so the wish is rung once more.
 -- "offset 0": as joins, each of these look-ups could become a walk through all wishes there ever were.
 -- Locks: ready and parked with "skip locked"; bodies, which the caller's domain lock protects; cancellations.
 create function fairq._cancel_waiting(p_shard_no integer, p_ids bigint[], p_now timestamptz) returns void

@@ -1,7 +1,7 @@
--- The lanes that news came for, as they are after it. From here on they live in o_lanes only, until admission writes their next versions. One that
--- stays as it is, as that of a tenant who adds to a long line, is left alone, unless p_all: nothing of it has to be looked at, or written.
--- Lanes of users as well: then p_tick is of their queue, and has no clock. Where a user comes in is not decided yet: who was idle, or held back, has the
--- position -1. o_reweighted: those whose weight has changed, see _line.
+-- The lanes that news came for, as they are after it. From here on they live in o_lanes only, until admission writes their next versions. A lane that stays as
+-- it is, such as that of a tenant who adds to a long line, is left alone unless p_all: nothing of it has to be looked at or written.
+-- It settles lanes of users as well: then p_tick is of their queue and has no clock. Where a user comes in is decided later: one who was idle, or held back,
+-- gets the position -1. o_reweighted: those whose weight has changed, see _line.
 -- Locks: lanes, rows it replaces; the caller holds the domain.
 -- Cost: one step in lanes_pkey and one in groups per group that rang.
 create function fairq._settle_lanes(
@@ -50,8 +50,8 @@ begin
       order by w.version desc
       limit 1
     ) v on true
-    -- Of a lane from before a rebuild nothing counts but its policy, what was used of a rate or a budget, its breaker and until when it is held: nobody else
-    -- knows.
+    -- A lane from before a rebuild gives its policy, what was used of a rate or a budget, its breaker, and until when it is held, because nothing else knows
+    -- these. The rest of it does not count.
     left join lateral (
       select v.version, v.lane_no, v.finish, v.position, v.keyed, v.pace, v.last_priority, v.last_sequence, v.cursors, v.gate, v.inside, v.line, v.admissible
     ) l on v.version >= p_tick.first_version
@@ -91,8 +91,8 @@ begin
       offset 0
     ) g
     left join lateral (
-      -- A group is like one without users as long as only one of them has tasks, and none has limits: its lane is about his. It has an order inside as soon
-      -- as another one comes while he has something in line or ready.
+      -- As long as only one user of a group has tasks, and none has limits, the group is like one without users: its lane is about that user. It gets an order
+      -- inside as soon as another user comes while the first has something in line or ready.
       select h.has_users, case when h.has_users then coalesce(l.line, '') else coalesce(n.line, l.line, '') end as line
       from (select where p_tick.users and not v_of_users offset 0) gate
       cross join lateral (
@@ -116,8 +116,8 @@ begin
     ) w on true
     left join lateral (
       select x.finish, x.pace
-      -- "offset 0" makes this a gate before the call, not a filter behind it: queues that count pay nothing, once all has ended that was charged before. That
-      -- a rebuild says in negative numbers.
+      -- "offset 0" makes this a gate before the call, not a filter behind it: queues that count pay nothing once everything that was charged before has ended.
+      -- A rebuild says that in negative numbers.
       from (select where p_queue.fairness <> 'count' or (l.pace).reserved > 0 or n.charged < 0 offset 0) gate
       cross join lateral fairq._correct(l.finish, coalesce(l.pace, n.pace), p_queue.fairness, n.correction, n.charged, n.ran,
         coalesce((g.settings).weight, (o.queue).weight, p_queue.weight), p_tick.clock,
@@ -134,14 +134,15 @@ begin
         when l.was_idle and coalesce(l.finish, 0) <= p_tick.clock and l.first_sequence is not null
           then row_number() over (
             partition by l.was_idle and coalesce(l.finish, 0) <= p_tick.clock and l.first_sequence is not null
-            -- Groups that wait for the same concurrency key are idle until it is free: they take turns.
+            -- Groups that wait for the same concurrency key are idle until it is free, and take turns.
             order by case when l.keyed then coalesce(l.finish, 0) else 0 end, l.first_sequence)
       end as nth_newcomer
     from lane l
   ),
   placed as (
-    -- A group that was idle, and has used up its last turn, comes at once: before the lane that is next, behind the newcomers before it. All have room before the next lane. Of a crowd only
-    -- the first few do, the others have their turn in the same round: a tenant of a thousand keys would be a thousand newcomers before the next.
+    -- A group that was idle and has used up its last turn comes at once: before the lane that is next, behind the newcomers before it. All of them have room
+    -- before the next lane. In a crowd only the first few come at once; the others have their turn in the same round. Otherwise a tenant of a thousand keys
+    -- would be a thousand newcomers before the next lane.
     select n.*, case when n.nth_newcomer <= 16 then least(p_tick.newcomer_position + n.nth_newcomer, ((p_tick.clock_position >> 20) + 1 << 20) - 1) end as newcomer_position
     from numbered n
   ),
@@ -161,7 +162,7 @@ begin
        case when n.has_tasks then (n.allowance).look_at end,
        n.has_tasks and coalesce((n.allowance).tasks > 0, true),
        n.keyed, p_tick.queue, n.group_key, n.user_key, n.line, n.cursors, n.policy,
-       -- A first cap, which a ring behind the cut may tell of: its tasks in flight are not counted yet, see _adopt.
+       -- A first cap, whose ring may lie behind the cut: the group's tasks in flight are not counted yet, see _adopt.
        case
          when n.begins_to_count
            then ((n.gate).in_flight, 1, (n.gate).rate_at, (n.gate).failures, (n.gate).open_until, (n.gate).probe_until,
@@ -201,8 +202,8 @@ begin
 end;
 $$;
 
--- Lanes whose tasks in flight may not be counted yet, see _adopt: those of groups and users that had none, while settings of groups have changed whose rings
--- were not heard yet, but which this pass may have read. A statement of its own: what the one before it read of them is visible here.
+-- Marks lanes whose tasks in flight may not be counted yet (see _adopt): lanes of groups and users that had none before, if settings of groups have changed
+-- that this pass may have read before it heard their rings. A statement of its own, so that it sees whatever the one before it read.
 -- Cost: a step in rings_notable_idx, and one for each pending transaction.
 create function fairq._doubt_counts(p_tick fairq.ticks, p_queue text, p_lanes fairq.lanes[]) returns fairq.lanes[]
 language plpgsql stable set search_path = pg_catalog, pg_temp as $$
@@ -230,16 +231,16 @@ begin
 end;
 $$;
 
--- The cursors of a lane after more of its tasks were heard of: per priority the smaller sequence, highest priority first. A level that is new to the lane
--- knows nothing of what was taken from it before: p_touched, of the whole domain, says what surely was not. Eight levels at most: the last
--- one then stands for all below, so that twenty thousand levels cost what eight do.
+-- The cursors of a lane after news of more of its tasks: per priority the smaller sequence, highest priority first. A level that is new to the lane does not
+-- know what was taken from it before; p_touched, of the whole domain, tells what surely was not. There are eight levels at most: the last one then stands for
+-- all below it, so that twenty thousand levels cost what eight do.
 create function fairq._merge_cursors(p_cursors fairq.cursor[], p_heard fairq.cursor[], p_touched bigint) returns fairq.cursor[]
 language sql immutable as $$
   with level as (
     select u.priority, min(u.sequence) as sequence, coalesce(max(u.touched), p_touched) as touched, coalesce(bool_or(u.is_open), false) as is_open,
       row_number() over (order by u.priority desc) as nth
     from unnest(p_cursors || p_heard) u
-    -- What an open level covers already.
+    -- Without what an open level covers already.
     where u.priority >= coalesce((select o.priority from unnest(p_cursors) o where o.is_open), u.priority)
     group by u.priority
   )

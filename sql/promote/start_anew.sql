@@ -1,7 +1,7 @@
--- What promotion knows can be thrown away and made anew from bodies and holders, at any time (I11). It does so by itself when a domain has no tick it can
--- trust, after a dump was restored into a cluster of other transaction ids; fairq.rebuild() is for people.
--- No matter how many tasks there are, nothing of this reads them all at once: ready tasks go back in line, holders are counted, the clock goes past every
--- lane there was, and the bodies are announced again, a portion with each pass.
+-- All that promotion knows can be thrown away and made anew from bodies and holders, at any time (I11). It does so by itself when a domain has no tick it can
+-- trust, as after a dump was restored into a cluster with other transaction ids; fairq.rebuild() is for people.
+-- No part of it reads all tasks at once, however many there are: ready tasks go back in line, holders are counted, the clock goes past every lane there was,
+-- and the bodies are announced again, a portion with each pass.
 
 -- Makes a domain, with its first tick: what is rung from now on will be heard.
 create function fairq._open_domain(p_shard_no integer, p_queue text) returns void
@@ -35,10 +35,10 @@ begin
 end;
 $$;
 
--- Forgets what promotion knows of a domain, or the counts of the counters, which have no order to lose: those are only counted anew.
--- A ready task that is being popped is waited for: should the pop roll back, nobody would look for it where it was.
--- One statement counts the places of those who hold some, removes the rings that these cover, and gives the snapshot: taken a moment apart, a task that left
--- in between would be off the count already, and its ring, which the tick holds for pending, would take it off again.
+-- Forgets what promotion knows of a domain. The counters have no order to lose: their places are counted anew, and nothing else.
+-- A ready task that is being popped is waited for: if that pop rolled back, nobody would look for the task where it was.
+-- One statement counts the places of all holders, removes the rings that the count covers, and gives the snapshot. If these were taken a moment apart, a task
+-- that left in between would be missing in the count already, and its ring, which the tick takes for pending, would be subtracted once more.
 -- Returns the tick it wrote.
 -- Locks: ready, rings, parked of the domain; the caller holds the domain.
 -- Cost: ready and held tasks (of all shards for the meters), and the rings that were not swept yet.
@@ -56,19 +56,19 @@ begin
   from fairq.ticks k
   where k.shard_no = p_shard_no and k.queue = p_queue;
   select k.* into v_heard from fairq.ticks k where k.shard_no = p_shard_no and k.queue = p_queue and k.tick = v_last.tick;
-  -- Transaction ids, ticks and the clock may start lower than the sweeps have come.
+  -- Transaction ids, ticks and the clock may begin below where the sweeps have come.
   delete from fairq.sweeps w
   where w.shard_no = p_shard_no
     and w.what in ('rings ' || p_queue, 'late rings ' || p_queue, 'ticks ' || p_queue, 'lanes ' || p_queue);
   if v_counts_only then
-    -- What was used of a rate, and breakers, stay: nobody else knows.
+    -- What was used of a rate, and breakers, stay: nothing else knows them.
     update fairq.lanes l
     set gate = (0, null, (l.gate).rate_at, (l.gate).failures, (l.gate).open_until, null, null, null, (l.gate).held_until, (l.gate).held_by)::fairq.gate,
       look_at = case when p_queue = '#keys' then greatest(fairq._now(), (l.gate).held_until) end
     where l.shard_no = p_shard_no and l.queue = p_queue;
   else
     perform fairq._lock_counters(p_shard_no, '#keys', true);
-    -- Waits here for pops in flight, in a statement of its own: the next one sees what they hold.
+    -- Pops in flight are waited for here, in a statement of its own: the next one sees what they hold.
     v_ready := array(
       select r.ctid from fairq.ready r where r.shard_no = p_shard_no and r.queue = p_queue and r.position >= 0 for update
     );
@@ -81,7 +81,7 @@ begin
       or exists (select from unnest(v_heard.pending) p where p.xid = r.xid and p.ring_id < r.ring_id) as is_news
   ),
   given as (
-    -- Waiting for a key is found out again; so is who is given one.
+    -- Who waits for a key, and who is given one, is found out again.
     delete from fairq.parked k
     where k.shard_no = p_shard_no and k.queue = p_queue and k.granted
     returning fairq._key_of(k) as concurrency_key
@@ -126,7 +126,7 @@ begin
     select h.group_key, -sum(h.charge) as charged from holder h where h.queue = p_queue and not v_counts_only group by h.group_key
   ),
   counter as (
-    -- Whoever has tasks in flight looks its settings up: a first cap may have come that did not count them yet.
+    -- The settings of all that have tasks in flight are looked up: a first cap may have come that did not count them yet.
     select t.group_key, t.user_key from taken t
     union
     select h.group_key, u.user_key
@@ -134,7 +134,7 @@ begin
     cross join lateral (values (null), (nullif(h.user_key, ''))) u(user_key)
     where h.queue = p_queue
     union
-    -- What was spent in this period, and who is held, is known to the lane alone: it comes along.
+    -- Only the lane knows what was spent in this period and who is held, so it comes along.
     select l.group_key, null
     from fairq.lanes l
     where not v_counts_only and l.shard_no = p_shard_no and l.queue = p_queue and ((l.gate).spent > 0 or (l.gate).held_until is not null)
@@ -153,7 +153,7 @@ begin
     left join taken t on t.group_key = c.group_key and t.user_key is not distinct from c.user_key
     left join expected e on e.group_key = c.group_key
   ),
-  -- What was used, and not heard of yet, is spent all the same, and what was held stays so.
+  -- What was used is spent even if it was not heard of yet, and holds stay.
   spent as (
     insert into fairq.rings (shard_no, queue, group_key, used, charged)
     select p_shard_no, p_queue, f.group_key, sum(f.used), 0
@@ -177,20 +177,21 @@ begin
     perform fairq._remove(p_shard_no, 'ready', v_ready);
     v_tick.clock := v_last.top + fairq._round();
     v_tick.top := v_tick.clock;
-    -- Versions go on where the lanes of before end; the highest sequence ever given is the last id.
+    -- Versions go on where the lanes of before end. The highest sequence ever given is the last id.
     select coalesce(max(l.version), 0) + 1, coalesce(max(l.lane_no), 0) into v_tick.first_version, v_tick.lane_count
     from fairq.lanes l
     where l.shard_no = p_shard_no and l.queue in (p_queue, fairq._users_of(p_queue));
     v_tick.touched := (select s.last_value from fairq.task_ids s);
     v_tick.announce_from := (select min(t.id) from fairq.tasks t where t.shard_no = p_shard_no);
-    -- Service before and after is not compared: the interval of everybody begins anew.
+    -- Service before and after is not compared: every interval begins anew.
     insert into fairq.limit_changes (shard_no, queue, group_key, until) values (p_shard_no, p_queue, '', fairq._now());
   end if;
   return fairq._write_tick(v_tick);
 end;
 $$;
 
--- After a rebuild: rings for the next portion of bodies, as if they had just been created; those parked are so no more, and pass their group's turn on.
+-- After a rebuild: rings for the next portion of bodies, as if they had just been created. Those that were parked are parked no more, and pass their group's
+-- turn on.
 -- Locks: parked; the caller holds the domain and #keys.
 -- Cost: 5000 entries of tasks_pkey.
 create function fairq._announce_bodies(p_tick fairq.ticks) returns fairq.ticks

@@ -1,5 +1,5 @@
--- The newest tick of a domain; nothing when there is none, or when it was written in another life of the database.
--- A restored dump keeps written_by but gets new row headers, so xmin tells; the stored horizon means nothing then.
+-- The newest tick of a domain; no row when there is none, or when it was written in another life of the database. A restored dump keeps written_by but gets new
+-- row headers, so xmin tells; the stored horizon would mean nothing then.
 -- Cost: one entry of ticks_pkey, read backwards, however many dead ticks lie before it.
 create function fairq._tick(p_shard_no integer, p_queue text) returns setof fairq.ticks
 language sql stable as $$
@@ -16,9 +16,9 @@ language sql stable as $$
   where n.row_xmin = n.written_by
 $$;
 
--- Appends a tick, the next one after the one given. Inside a savepoint the row's xmin is the subtransaction's, which only the row itself can tell:
--- then written_by is corrected at once, or the next reader would take the tick for a restored one. ("returning xmin" would be shorter, and fails
--- where the table is partitioned.)
+-- Appends a tick, the next one after the one given. Inside a savepoint the row's xmin is the subtransaction's, which only the row itself can tell. Then
+-- written_by is corrected at once, or the next reader would take the tick for a restored one. ("returning xmin" would be shorter, but fails where the table is
+-- partitioned.)
 -- Returns the tick as it was written.
 create function fairq._write_tick(p_tick fairq.ticks) returns fairq.ticks
 language plpgsql set search_path = pg_catalog, pg_temp as $$

@@ -1,10 +1,12 @@
--- Users of a group. A group whose tasks name users has one lane in the order of its queue, as every other one: the same tag, weight, limits and addresses. Which
--- of its tasks come next when that lane is drawn is a fair order of its own: users have lanes (under the queue '#users NAME') with tags in a virtual time that only
--- the group knows, and its addresses are given to their tasks in the order of those tags (hierarchical start-time fair queueing). Tasks that name nobody belong to one
--- user more, whose key is empty. Pops know nothing of it, and neither does a group as long as all it has in line and ready is one user's (see _settle_lanes).
--- That time stands still while the group is not served, and begins anew when it has nothing left.
+-- Users of a group. A group whose tasks name users has one lane in the order of its queue, like every other group, with the same tag, weight, limits and
+-- addresses. Which of its tasks come next when that lane is drawn is a fair order of its own. Users have lanes (under the queue '#users NAME') with tags in a
+-- virtual time that only the group knows, and the group's addresses are given to their tasks in the order of those tags (hierarchical start-time fair
+-- queueing). Tasks that name nobody belong to one more user, whose key is empty. Pops know nothing of all this; neither does a group as long as all it has in
+-- line and ready is one user's (see _settle_lanes).
+-- The virtual time of a group stands still while the group is not served, and begins anew when the group has nothing left.
 
--- What rang, one row per group: that some task came, of which user, if it is one, and what all of them took. Who counts what is in flight of him has a lane.
+-- The news as one row per group: whether any task came, of which user if it is only one, and what all of them used. A user for whom something in flight is
+-- counted has a lane.
 create function fairq._news_of_groups(p_news fairq.news[]) returns fairq.news[]
 language sql stable set search_path = pg_catalog, pg_temp as $$
   select array_agg((g.group_key, coalesce((g.own).freed, 0), coalesce((g.own).failures, 0), coalesce((g.own).succeeded, false),
@@ -22,9 +24,9 @@ language sql stable set search_path = pg_catalog, pg_temp as $$
   ) g
 $$;
 
--- The lanes of users that news came for, as they are after it; and the lanes of groups, which now know whether one of their users may go on. Where there is no order
--- inside so far, and there has to be one (its clock is -1), what is in line is the only user's: he waits at its clock, and whoever comes is new.
--- o_disturbed: groups whose ready tasks have to go back, because limits of a user changed, or a user comes who is before those who are ready.
+-- The lanes of users that news came for, as they are after it; and the lanes of groups, which now know whether one of their users may go on. A group that has
+-- no order inside yet and needs one has the clock -1. What it has in line is its only user's: that user waits at the new clock, and whoever comes is new.
+-- o_disturbed: groups whose ready tasks have to go back, because limits of a user changed, or because a user comes who is before those who are ready.
 -- enable_nestloop is off: groups and news are joined by hashing, not each with each.
 -- Locks: lanes, rows it replaces; the caller holds the domain.
 -- Cost: a few index steps per user that rang.
@@ -41,7 +43,7 @@ begin
   v_tick.clock_position := 0;
   with tenant as materialized (
     select l.group_key, (l.inside).clock < 0 as is_new, (l.inside).clock < 0 and (l.cursors <> '{}' or l.keyed) as waits, l.line, l.cursors, l.keyed, l.pace,
-      -- Of an earlier time lanes may be left: the new one begins behind them.
+      -- Lanes of an earlier time may be left: the new time begins behind them.
       case
         when (l.inside).clock >= 0 then l.inside
         else (
@@ -86,7 +88,7 @@ begin
   settled as materialized (
     select s.o_tick, s.o_lanes, s.o_reweighted
     from (
-      -- Somebody new is expected to take as long as the others of the group.
+      -- A new user is expected to use as much as the others of the group.
       select array_agg((n.group_key, n.freed, n.failures, n.succeeded, n.keyed, n.configured, n.first_sequence, n.heard, null, n.charged, n.correction, n.ran,
         null, n.user_key, (-1, 0, (t.pace).estimates, (t.pace).unit, null)::fairq.pace, null, null, null)::fairq.news) as news
       from line n
@@ -95,7 +97,7 @@ begin
     cross join lateral fairq._settle_lanes(v_tick, p_queue, x.news, p_now, true) s
   ),
   told as materialized (
-    -- Who waited alone goes on at the clock, behind those who are new.
+    -- A user who waited alone goes on at the clock, behind those who are new.
     select case when w.waited then fairq._come_in(u, (t.inside).clock, null) else u end as lane,
       n.configured or u.cursors <> '{}' and (u.position < 0 and u.finish < (t.inside).clock and not w.waited
         or (-(u.cursors[1]).priority, (u.cursors[1]).sequence) < (-u.last_priority, u.last_sequence))
@@ -145,8 +147,8 @@ begin
 end;
 $$;
 
--- Where a user comes in who was idle, or held back: at the clock of his group, and if his last turn is used up, before everybody there. Of a crowd the first few only; see
--- _settle_lanes. Nobody is moved back who waits, or has used more than that.
+-- Where a user comes in who was idle or held back: at the clock of the group, and if the user's last turn is used up, before everybody there. In a crowd only
+-- the first few do; see _settle_lanes. A user who waits, or has used more than that, is not moved back.
 -- What somebody has left of an earlier time is no credit.
 create function fairq._come_in(p_user fairq.lanes, p_clock bigint, p_nth bigint) returns fairq.lanes
 language plpgsql immutable set search_path = pg_catalog, pg_temp as $$
@@ -158,8 +160,8 @@ begin
 end;
 $$;
 
--- How many tasks each user of the groups drawn gives: as _share_out does it, with what the group may have for a budget. Candidates are the lanes just rung (p_users,
--- not stored) and the first ones that wait.
+-- How many tasks each user of the groups drawn may have, as in _share_out, with what the group may have for a budget. Candidates are the lanes just rung
+-- (p_users, not stored) and the first ones that wait.
 -- Cost: O(quota) of each group, lanes_users_idx from its clock.
 create function fairq._share_inside(p_tick fairq.ticks, p_shares fairq.share[], p_users fairq.lanes[]) returns fairq.share[]
 language plpgsql set search_path = pg_catalog, pg_temp set enable_nestloop = off as $$
@@ -169,7 +171,7 @@ begin
   return (
     with tenant as materialized (
       select (s.lane).group_key, ((s.lane).inside).clock, ((s.lane).inside).position, s.quota,
-        -- So many of its tasks this pop takes now, at most.
+        -- How many of its tasks this pop takes now, at most.
         case
           when (s.lane).finish < s.reach
             then least(s.quota, ceil(fairq._rounds(s.reach - (s.lane).finish) * (s.lane).weight / coalesce((((s.lane).pace).estimates[1]).used, 1)))
@@ -231,7 +233,7 @@ begin
 end;
 $$;
 
--- Where a lane that was drawn goes on, or waits: its address, and its number, for newcomers may share one. Null: it does not. Inlined.
+-- Where a lane that was drawn goes on or waits: its address, and its number, because newcomers may share an address. Null: it does not. Inlined.
 create function fairq._goes_on_at(p_drawn fairq.drawn, p_now timestamptz) returns bigint[]
 language sql immutable as $$
   select case
@@ -244,9 +246,9 @@ language sql immutable as $$
   end
 $$;
 
--- Puts together what the users of each group drawn gave: in the order of their tags as far as the first who might give more, and as many as the group may have.
--- So the order inside is exact whatever each was allowed. The tasks get the group's addresses, a step further each by cost and the group's weight,
--- or less while it has credit.
+-- Merges what the users of each group drawn gave: in the order of their tags, up to the first user who might give more, and as many as the group may have. So
+-- the order inside is exact whatever each user was allowed. The tasks get the group's addresses, each a step further by cost and the group's weight, or less
+-- while the group has credit.
 create function fairq._merge_users(p_shares fairq.share[], p_drawn fairq.drawn[], p_now timestamptz) returns fairq.drawn[]
 language plpgsql immutable set search_path = pg_catalog, pg_temp set enable_nestloop = off as $$
 begin
@@ -262,7 +264,7 @@ begin
       join tenant t on t.group_key = (d.lane).group_key
     ),
     fence as materialized (
-      -- The first who might give more.
+      -- The first user who might give more.
       select n.nth, n.next[1] as block, n.next[2] as position, n.next[3] as lane_no, n.timed
       from (select l.nth, min(l.next) as next, bool_or(l.timed) as timed from line l group by l.nth) n
     ),
@@ -300,9 +302,9 @@ begin
 end;
 $$;
 
--- Writes the lanes of users, once it is known which of their tasks the groups have taken: the others go back in line, and one for which a place
--- of its key, or a slot, was taken keeps it until its turn. The groups learn where their users' order has come.
--- Locks: lanes; parked; the caller holds the domain, and where tasks have keys #keys, too.
+-- Writes the lanes of users once it is known which of their tasks the groups have taken. The others go back in line; one for which a place of its key, or a
+-- slot, was taken keeps it until its turn. The groups learn where their users' order has come.
+-- Locks: lanes; parked; the caller holds the domain and, where tasks have keys, #keys.
 create function fairq._write_users(
   p_tick fairq.ticks, p_drawn fairq.drawn[], p_users fairq.drawn[], p_now timestamptz, out o_tick fairq.ticks, out o_drawn fairq.drawn[]
 )
@@ -372,7 +374,7 @@ begin
       from unnest(v_users) u
       group by (u.lane).group_key
     ) w on w.group_key = (d.lane).group_key
-    -- The first who may go on: among those drawn there is one who waits, or there is nobody else. Of a group that was not drawn, whoever stands first.
+    -- The first user who may go on. Among those drawn one waits, or there is nobody else. In a group that was not drawn it is whoever stands first.
     left join lateral (
       select array[o.finish, o.position] as next
       from (select where d.quota = 0 and (d.lane).inside is distinct from null offset 0) gate
@@ -393,8 +395,8 @@ begin
 end;
 $$;
 
--- After ready tasks of groups with users were taken out of the order: their users go back to the earliest address that each had among them, and so does the order inside.
--- What they were charged is given back, as in _recall_groups.
+-- After ready tasks of groups with users were taken out of the order: the users go back to the earliest address that each of them had there, and so does the
+-- order inside. What the tasks were charged is given back, as in _recall_groups.
 -- Locks: lanes, rows it replaces. Cost: a few index steps per user that had tasks ready.
 create function fairq._recall_users(
   p_tick fairq.ticks, p_queue fairq.queues, p_lanes fairq.lanes[], p_users fairq.lanes[], p_back fairq.placed[], p_reweighted text[], p_now timestamptz,
@@ -420,7 +422,7 @@ begin
     p_reweighted := p_reweighted || v_settled.o_reweighted;
   end if;
   with back as materialized (
-    -- Of what was ready before there was an order inside nothing was charged there.
+    -- Tasks that were ready before there was an order inside were charged nothing there.
     select b.group_key, b.user_key, b.priority, b.sequence, b.user_counted, case when b.user_block is not null then b.charge end as charge, b.user_block,
       coalesce(b.user_block, (l.inside).clock) as block
     from unnest(p_back) b
