@@ -184,11 +184,13 @@ $$;
 -- Settings may have changed since. Places are kept even without any, while tasks that hold one are about to report it; nothing left to keep is null.
 create function fairq._settle(
   p_policy fairq.policy, p_gate fairq.gate, p_freed integer, p_failures integer, p_succeeded boolean, p_now timestamptz,
-  p_used double precision default null, p_hold bigint[] default null
+  p_used double precision default null, p_hold bigint[] default null, p_begins_to_count boolean default false
 ) returns fairq.gate
 language plpgsql immutable set search_path = pg_catalog, pg_temp as $$
 begin
   p_gate.in_flight := coalesce(p_gate.in_flight, 0) - p_freed;
+  -- A first cap, whose ring may lie behind the cut: the group's tasks in flight are not counted yet, see _adopt.
+  if p_begins_to_count then p_gate.uncounted := 1; end if;
   -- Of several holds the one that ends last.
   if to_timestamp(p_hold[1] / 1000000.0) > coalesce(p_gate.held_until, p_now) then
     p_gate.held_until := to_timestamp(p_hold[1] / 1000000.0);

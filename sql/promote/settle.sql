@@ -10,145 +10,39 @@ create function fairq._settle_lanes(
 )
 language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
-  v_replaced tid[];
-  v_lane_count bigint;
-  v_newcomer_position bigint;
   v_of_users boolean := p_tick.queue <> p_queue.queue;
   v_limited boolean := fairq._limits_groups(case when v_of_users then fairq._for_users(p_queue, null) else p_queue end);
-  v_is_new boolean;
+  v_all record;
 begin
-  with lane as materialized (
-    select n.group_key, coalesce(n.user_key, '') as user_key, v_of_users and l.admissible is not true as comes_in, n.first_sequence,
-      (n.keyed and w.has_users is not true) or coalesce(l.keyed, false) as keyed,
-      v.replaces, l.version, l.lane_no, l.position, l.last_priority, l.last_sequence,
-      case when w.has_users and l.inside is not distinct from null then (-1, 0, 0)::fairq.inside else l.inside end as inside,
-      coalesce(w.line, n.user_key, '') as line,
-      coalesce(c.finish, l.finish) as finish,
-      c.pace as pace,
-      n.correction is not null as is_corrected, v.stored, n.configured,
-      l.cursors is null or l.cursors = '{}' as was_idle,
-      case
-        when n.heard is null or w.has_users then coalesce(l.cursors, '{}')
-        when cardinality(n.heard) = 1 and coalesce(l.cursors, '{}') = '{}'
-          then array[((n.heard[1]).priority, (n.heard[1]).sequence, p_tick.touched, (n.heard[1]).is_open)::fairq.cursor]
-        when cardinality(n.heard) = 1 and cardinality(l.cursors) = 1 and (l.cursors[1]).priority = (n.heard[1]).priority
-          then array[((l.cursors[1]).priority, least((l.cursors[1]).sequence, (n.heard[1]).sequence), (l.cursors[1]).touched,
-            (l.cursors[1]).is_open)::fairq.cursor]
-        else fairq._merge_cursors(l.cursors, n.heard, p_tick.touched)
-      end as cursors,
-      coalesce((g.settings).weight, (o.queue).weight, p_queue.weight) as weight,
-      g.policy, v.version is not null and fairq._counts(g.policy) and not fairq._counts(v.policy) as begins_to_count,
-      case
-        when g.policy is distinct from null or k.gate is distinct from null or n.freed <> 0 or n.hold is not null
-          then fairq._settle(g.policy, k.gate, n.freed, n.failures, n.succeeded, p_now, n.used, n.hold)
-      end as gate
-    from unnest(p_news) n
-    left join lateral (
-      select w as stored, w.*, w.ctid as replaces
-      from fairq.lanes w
-      where w.shard_no = p_tick.shard_no and w.queue = p_tick.queue and w.group_key = n.group_key and w.user_key = coalesce(n.user_key, '')
-      order by w.version desc
-      limit 1
-    ) v on true
-    -- A lane from before a rebuild gives its policy, what was used of a rate or a budget, its breaker, and until when it is held, because nothing else knows
-    -- these. The rest of it does not count.
-    left join lateral (
-      select v.version, v.lane_no, v.finish, v.position, v.keyed, v.pace, v.last_priority, v.last_sequence, v.cursors, v.gate, v.inside, v.line, v.admissible
-    ) l on v.version >= p_tick.first_version
-    cross join lateral (
-      select case
-        when (v.pace).unit <> p_queue.fairness then fairq._forget_spent(l.gate)
-        when l.version is not null or v.gate is not distinct from null then l.gate
-        else (null, null, (v.gate).rate_at, (v.gate).failures, (v.gate).open_until, null, (v.gate).spent, (v.gate).spent_until,
-          (v.gate).held_until, (v.gate).held_by)::fairq.gate
-      end as gate
-    ) k
-    left join lateral (
-      -- What their group gives to each user.
-      select fairq._for_users(p_queue, x) as queue
-      from (select where v_of_users offset 0) gate
-      left join lateral (
-        select c.*
-        from fairq.groups c
-        where c.shard_no = p_tick.shard_no and c.queue = p_queue.queue and c.group_key = n.group_key and c.user_key = ''
-        offset 0
-      ) x on true
-      offset 0
-    ) o on true
-    cross join lateral (
-      select s.settings, case
-          when s.settings is distinct from null or v_limited or fairq._limits_groups(o.queue)
-            then fairq._policy(case when v_of_users then o.queue else p_queue end, s.settings)
-        end as policy
-      from (values (1)) one
-      left join lateral (
-        select c as settings
-        from fairq.groups c
-        where c.shard_no = p_tick.shard_no and c.queue = p_queue.queue and c.group_key = n.group_key and c.user_key = coalesce(n.user_key, '')
-          and n.user_key is distinct from ''
-        offset 0
-      ) s on true
-      offset 0
-    ) g
-    left join lateral (
-      -- As long as only one user of a group has tasks, and none has limits, the group is like one without users: its lane is about that user. It gets an order
-      -- inside as soon as another user comes while the first has something in line or ready.
-      select h.has_users, case when h.has_users then coalesce(l.line, '') else coalesce(n.line, l.line, '') end as line
-      from (select where p_tick.users and not v_of_users offset 0) gate
-      cross join lateral (
-        select l.inside is distinct from null or coalesce(n.lines > 1, false)
-          or coalesce(n.line <> l.line and (l.cursors <> '{}' or l.keyed or l.finish > p_tick.clock), false)
-          or exists (
-            select
-            from unnest(n.looks || nullif(coalesce(n.line, l.line), '')) k(user_key)
-            left join lateral (
-              select c as settings
-              from fairq.groups c
-              where c.shard_no = p_tick.shard_no and c.queue = p_queue.queue and c.group_key = n.group_key and c.user_key = k.user_key and k.user_key <> ''
-              offset 0
-            ) u on true
-            where k.user_key is not null
-              and fairq._policy(fairq._for_users(p_queue, g.settings), u.settings) is distinct from null
-          ) as has_users
-        offset 0
-      ) h
-      offset 0
-    ) w on true
-    left join lateral (
-      select x.finish, x.pace
-      -- "offset 0" makes this a gate before the call, not a filter behind it: queues that count pay nothing once everything that was charged before has ended.
-      -- A rebuild says that in negative numbers.
-      from (select where p_queue.fairness <> 'count' or (l.pace).reserved > 0 or n.charged < 0 offset 0) gate
-      cross join lateral fairq._correct(l.finish, coalesce(l.pace, n.pace), p_queue.fairness, n.correction, n.charged, n.ran,
-        coalesce((g.settings).weight, (o.queue).weight, p_queue.weight), p_tick.clock,
-        coalesce(l.cursors, '{}') = '{}' and (n.first_sequence is null or coalesce(l.finish, 0) <= p_tick.clock)) x
-    ) c on true
+  with known as materialized (
+    select k.* from fairq._known_lanes(p_tick, p_queue, p_news, v_of_users, v_limited, p_now) k
   ),
   numbered as (
-    select l.*, l.cursors <> '{}' as has_tasks,
+    select k.*,
       case
-        when l.policy is distinct from null or (l.gate).held_until is not null then fairq._allowance(l.policy, l.gate, p_now, (l.pace).reserved)
+        when k.policy is distinct from null or (k.gate).held_until is not null then fairq._allowance(k.policy, k.gate, p_now, (k.pace).reserved)
       end as allowance,
-      coalesce(l.lane_no, p_tick.lane_count + row_number() over (partition by l.lane_no is null order by l.first_sequence)) as number,
+      coalesce(k.lane_no, p_tick.lane_count + row_number() over (partition by k.lane_no is null order by k.first_sequence)) as number,
       case
-        when l.was_idle and coalesce(l.finish, 0) <= p_tick.clock and l.first_sequence is not null
-          then row_number() over (
-            partition by l.was_idle and coalesce(l.finish, 0) <= p_tick.clock and l.first_sequence is not null
-            -- Groups that wait for the same concurrency key are idle until it is free, and take turns.
-            order by case when l.keyed then coalesce(l.finish, 0) else 0 end, l.first_sequence)
+        when k.is_newcomer
+          -- Groups that wait for the same concurrency key are idle until it is free, and take turns.
+          then row_number() over (partition by k.is_newcomer order by case when k.keyed then coalesce(k.finish, 0) else 0 end, k.first_sequence)
       end as nth_newcomer
-    from lane l
+    from known k
   ),
   placed as (
     -- A group that was idle and has used up its last turn comes at once: before the lane that is next, behind the newcomers before it. All of them have room
     -- before the next lane. In a crowd only the first few come at once; the others have their turn in the same round. Otherwise a tenant of a thousand keys
     -- would be a thousand newcomers before the next lane.
-    select n.*, case when n.nth_newcomer <= 16 then least(p_tick.newcomer_position + n.nth_newcomer, ((p_tick.clock_position >> 20) + 1 << 20) - 1) end as newcomer_position
+    select n.*,
+      case
+        when n.nth_newcomer <= 16 then least(p_tick.newcomer_position + n.nth_newcomer, ((p_tick.clock_position >> 20) + 1 << 20) - 1)
+      end as newcomer_position
     from numbered n
   ),
-  told as (
+  settled as (
     -- Nobody starts before the clock. A group that waits keeps its place, whatever it adds.
-    select n.replaces, n.number, n.newcomer_position,
+    select n.stored, n.replaces, n.configured, n.newcomer_position,
       (p_tick.shard_no, coalesce(n.last_priority, 0), coalesce(n.last_sequence, 0), n.number, coalesce(n.version, p_tick.first_version - 1),
        greatest(n.finish, p_tick.clock),
        case
@@ -159,47 +53,166 @@ begin
          else greatest(fairq._lane_position(n.number), p_tick.clock_position)
        end,
        n.weight,
-       case when n.has_tasks then (n.allowance).look_at end,
-       n.has_tasks and coalesce((n.allowance).tasks > 0, true),
-       n.keyed, p_tick.queue, n.group_key, n.user_key, n.line, n.cursors, n.policy,
-       -- A first cap, whose ring may lie behind the cut: the group's tasks in flight are not counted yet, see _adopt.
-       case
-         when n.begins_to_count
-           then ((n.gate).in_flight, 1, (n.gate).rate_at, (n.gate).failures, (n.gate).open_until, (n.gate).probe_until,
-             (n.gate).spent, (n.gate).spent_until, (n.gate).held_until, (n.gate).held_by)::fairq.gate
-         else n.gate
-       end,
-       n.pace, n.inside)::fairq.lanes as lane, n.stored, n.configured
+       case when n.cursors <> '{}' then (n.allowance).look_at end,
+       n.cursors <> '{}' and coalesce((n.allowance).tasks > 0, true),
+       n.keyed, p_tick.queue, n.group_key, n.user_key, n.line, n.cursors, n.policy, n.gate, n.pace, n.inside)::fairq.lanes as lane
     from placed n
-  ),
-  changed as (
-    select t.*
-    from told t
-    where t.lane is distinct from t.stored
-      or t.configured
-      or p_all
-      or (t.stored).version < p_tick.first_version
-      or (t.lane).inside is distinct from null
-      or ((t.lane).gate).uncounted > 0
-      -- It may have tasks to take back, see _recall.
-      or (-((t.lane).cursors[1]).priority, ((t.lane).cursors[1]).sequence) < (-(t.lane).last_priority, (t.lane).last_sequence)
   )
-  select max(t.number), max(t.newcomer_position), coalesce(array_agg(t.lane), '{}'), array_agg(t.replaces) filter (where t.replaces is not null),
-    bool_or(t.replaces is null and fairq._counts((t.lane).policy)),
-    array_agg(fairq._line((t.lane).group_key, (t.lane).user_key, v_of_users)) filter (where (t.stored).weight <> (t.lane).weight)
-  into v_lane_count, v_newcomer_position, o_lanes, v_replaced, v_is_new, o_reweighted
-  from changed t;
-  if v_is_new then
+  select max((s.lane).lane_no) as lane_count, max(s.newcomer_position) as newcomer_position, array_agg(s.lane) as lanes,
+    array_agg(s.replaces) filter (where s.replaces is not null) as replaced,
+    bool_or(s.replaces is null and fairq._counts((s.lane).policy)) as begins_to_count,
+    array_agg(fairq._line((s.lane).group_key, (s.lane).user_key, v_of_users)) filter (where (s.stored).weight <> (s.lane).weight) as reweighted
+  into v_all
+  from settled s
+  where p_all
+    or s.configured
+    or s.lane is distinct from s.stored
+    or (s.stored).version < p_tick.first_version
+    or (s.lane).inside is distinct from null
+    or ((s.lane).gate).uncounted > 0
+    -- It may have tasks to take back, see _recall.
+    or (-((s.lane).cursors[1]).priority, ((s.lane).cursors[1]).sequence) < (-(s.lane).last_priority, (s.lane).last_sequence);
+
+  o_lanes := coalesce(v_all.lanes, '{}');
+  o_reweighted := v_all.reweighted;
+  if v_all.begins_to_count then
     o_lanes := fairq._doubt_counts(p_tick, p_queue.queue, o_lanes);
   end if;
-
   o_tick := p_tick;
-  o_tick.lane_count := greatest(p_tick.lane_count, v_lane_count);
-  o_tick.newcomer_position := greatest(p_tick.newcomer_position, v_newcomer_position);
-  if v_replaced is not null then
-    perform fairq._remove(p_tick.shard_no, 'lanes', v_replaced);
+  o_tick.lane_count := greatest(p_tick.lane_count, v_all.lane_count);
+  o_tick.newcomer_position := greatest(p_tick.newcomer_position, v_all.newcomer_position);
+  if v_all.replaced is not null then
+    perform fairq._remove(p_tick.shard_no, 'lanes', v_all.replaced);
   end if;
 end;
+$$;
+
+-- What is known of those that news came for, one row for each: the lane as it is stored (stored, replaces), and what the news makes of it. Where it stands in
+-- the order is decided by _settle_lanes.
+-- A lane from before a rebuild gives its policy, what was used of a rate or a budget, its breaker, and until when it is held, because nothing else knows these.
+-- The rest of it does not count.
+-- Stable and without "set search_path", so that it is inlined into the statement that asks, as the functions that it asks are.
+create function fairq._known_lanes(
+  p_tick fairq.ticks, p_queue fairq.queues, p_news fairq.news[], p_of_users boolean, p_limited boolean, p_now timestamptz
+) returns table (
+  stored fairq.lanes, replaces tid, group_key text, user_key text, line text, inside fairq.inside, version bigint, lane_no bigint, finish bigint, "position" bigint,
+  weight double precision, policy fairq.policy, gate fairq.gate, pace fairq.pace, last_priority integer, last_sequence bigint, cursors fairq.cursor[],
+  keyed boolean, first_sequence bigint, configured boolean, was_idle boolean, is_newcomer boolean, comes_in boolean, is_corrected boolean
+)
+language sql stable as $$
+  select v.stored, v.replaces, n.group_key, coalesce(n.user_key, ''), coalesce(w.line, n.user_key, ''),
+    case when w.has_users and l.inside is not distinct from null then (-1, 0, 0)::fairq.inside else l.inside end,
+    l.version, l.lane_no, f.finish, l.position, s.weight, s.policy,
+    case
+      when s.policy is distinct from null or k.gate is distinct from null or n.freed <> 0 or n.hold is not null
+        then fairq._settle(s.policy, k.gate, n.freed, n.failures, n.succeeded, p_now, n.used, n.hold,
+          v.version is not null and fairq._counts(s.policy) and not fairq._counts(v.policy))
+    end,
+    c.pace, l.last_priority, l.last_sequence,
+    case
+      when n.heard is null or w.has_users then coalesce(l.cursors, '{}')
+      when cardinality(n.heard) = 1 and coalesce(l.cursors, '{}') = '{}'
+        then array[((n.heard[1]).priority, (n.heard[1]).sequence, p_tick.touched, (n.heard[1]).is_open)::fairq.cursor]
+      when cardinality(n.heard) = 1 and cardinality(l.cursors) = 1 and (l.cursors[1]).priority = (n.heard[1]).priority
+        then array[((l.cursors[1]).priority, least((l.cursors[1]).sequence, (n.heard[1]).sequence), (l.cursors[1]).touched,
+          (l.cursors[1]).is_open)::fairq.cursor]
+      else fairq._merge_cursors(l.cursors, n.heard, p_tick.touched)
+    end,
+    (n.keyed and w.has_users is not true) or coalesce(l.keyed, false), n.first_sequence, n.configured, i.was_idle,
+    i.was_idle and coalesce(f.finish, 0) <= p_tick.clock and n.first_sequence is not null, p_of_users and l.admissible is not true, n.correction is not null
+  from unnest(p_news) n
+  left join lateral (
+    select w as stored, w.*, w.ctid as replaces
+    from fairq.lanes w
+    where w.shard_no = p_tick.shard_no and w.queue = p_tick.queue and w.group_key = n.group_key and w.user_key = coalesce(n.user_key, '')
+    order by w.version desc
+    limit 1
+  ) v on true
+  left join lateral (
+    select v.version, v.lane_no, v.finish, v.position, v.keyed, v.pace, v.last_priority, v.last_sequence, v.cursors, v.gate, v.inside, v.line, v.admissible
+  ) l on v.version >= p_tick.first_version
+  cross join lateral (select coalesce(l.cursors, '{}') = '{}' as was_idle) i
+  cross join lateral (
+    select case
+      when (v.pace).unit <> p_queue.fairness then fairq._forget_spent(l.gate)
+      when l.version is not null or v.gate is not distinct from null then l.gate
+      else (null, null, (v.gate).rate_at, (v.gate).failures, (v.gate).open_until, null, (v.gate).spent, (v.gate).spent_until,
+        (v.gate).held_until, (v.gate).held_by)::fairq.gate
+    end as gate
+  ) k
+  cross join lateral fairq._limits_now(p_tick.shard_no, p_queue, n.group_key, n.user_key, p_of_users, p_limited) s
+  left join lateral fairq._inside_now(p_tick, p_queue, p_of_users, n, l.inside, l.line, l.cursors <> '{}' or l.keyed or l.finish > p_tick.clock, s.settings) w
+    on true
+  left join lateral (
+    select x.finish, x.pace
+    -- "offset 0" makes this a gate before the call, not a filter behind it: queues that count pay nothing once everything that was charged before has ended.
+    -- A rebuild says that in negative numbers.
+    from (select where p_queue.fairness <> 'count' or (l.pace).reserved > 0 or n.charged < 0 offset 0) gate
+    cross join lateral fairq._correct(l.finish, coalesce(l.pace, n.pace), p_queue.fairness, n.correction, n.charged, n.ran, s.weight, p_tick.clock,
+      i.was_idle and (n.first_sequence is null or coalesce(l.finish, 0) <= p_tick.clock)) x
+  ) c on true
+  cross join lateral (select coalesce(c.finish, l.finish) as finish) f
+$$;
+
+-- The settings, weight and limits of a group, or of one of its users, as they are now. Inlined; "offset 0" keeps each look-up and each call a single one.
+create function fairq._limits_now(p_shard_no integer, p_queue fairq.queues, p_group_key text, p_user_key text, p_of_users boolean, p_limited boolean)
+returns table (settings fairq.groups, weight double precision, policy fairq.policy)
+language sql stable rows 1 as $$
+  select s.settings, coalesce((s.settings).weight, (o.queue).weight, p_queue.weight),
+    case
+      when s.settings is distinct from null or p_limited or fairq._limits_groups(o.queue)
+        then fairq._policy(case when p_of_users then o.queue else p_queue end, s.settings)
+    end
+  from (values (1)) one
+  left join lateral (
+    -- What their group gives to each user.
+    select fairq._for_users(p_queue, x) as queue
+    from (select where p_of_users offset 0) gate
+    left join lateral (
+      select c.*
+      from fairq.groups c
+      where c.shard_no = p_shard_no and c.queue = p_queue.queue and c.group_key = p_group_key and c.user_key = ''
+      offset 0
+    ) x on true
+    offset 0
+  ) o on true
+  left join lateral (
+    select c as settings
+    from fairq.groups c
+    where c.shard_no = p_shard_no and c.queue = p_queue.queue and c.group_key = p_group_key and c.user_key = coalesce(p_user_key, '')
+      and p_user_key is distinct from ''
+    offset 0
+  ) s on true
+  offset 0
+$$;
+
+-- Whether a group has an order inside, and whose tasks its own lane is about if it has none. As long as only one user of a group has tasks, and none has
+-- limits, the group is like one without users: its lane is about that user. It gets an order inside as soon as another user comes while the first has
+-- something in line or ready (p_is_busy). No row for lanes of users, and where tasks name none. Inlined.
+create function fairq._inside_now(
+  p_tick fairq.ticks, p_queue fairq.queues, p_of_users boolean, p_news fairq.news, p_inside fairq.inside, p_line text, p_is_busy boolean,
+  p_settings fairq.groups
+) returns table (has_users boolean, line text)
+language sql stable rows 1 as $$
+  select h.has_users, case when h.has_users then coalesce(p_line, '') else coalesce((p_news).line, p_line, '') end
+  from (select where p_tick.users and not p_of_users offset 0) gate
+  cross join lateral (
+    select p_inside is distinct from null or coalesce((p_news).lines > 1, false) or coalesce((p_news).line <> p_line and p_is_busy, false)
+      or exists (
+        select
+        from unnest((p_news).looks || nullif(coalesce((p_news).line, p_line), '')) k(user_key)
+        left join lateral (
+          select c as settings
+          from fairq.groups c
+          where c.shard_no = p_tick.shard_no and c.queue = p_queue.queue and c.group_key = (p_news).group_key and c.user_key = k.user_key and k.user_key <> ''
+          offset 0
+        ) u on true
+        where k.user_key is not null
+          and fairq._policy(fairq._for_users(p_queue, p_settings), u.settings) is distinct from null
+      ) as has_users
+    offset 0
+  ) h
+  offset 0
 $$;
 
 -- Marks lanes whose tasks in flight may not be counted yet (see _adopt): lanes of groups and users that had none before, if settings of groups have changed
