@@ -1,7 +1,7 @@
--- Counters: concurrency keys (#keys), queues as a whole (#queue NAME) and the cluster (#cluster). They have a policy and a gate as groups do, kept in lanes, and hear their
--- rings by the same rule; they have no clock, no order and no addresses, and do not run through promotion.
+-- Counters: concurrency keys (#keys), whole queues (#queue NAME) and the cluster (#cluster). Like groups they have a policy and a gate, kept in lanes, and
+-- hear their rings by the same rule. Unlike groups they have no clock, no order and no addresses, and do not run through promotion.
 
--- Hears what was rung for the counters of a domain, and settles them.
+-- Hears the rings of a domain's counters, and settles these counters.
 -- Returns the counters that rang, as they are now; the caller writes them.
 -- Locks: none; the caller holds the domain.
 create function fairq._hear_counters(p_shard_no integer, p_queue text, p_now timestamptz) returns fairq.lanes[]
@@ -17,7 +17,7 @@ begin
   select k.* into v_tick from fairq._tick(p_shard_no, p_queue) k;
   if v_tick.tick is null then v_tick := fairq._start_anew(p_shard_no, p_queue); end if;
   if not fairq._has_news(v_tick) then return v_lanes; end if;
-  -- Those whose hold has ended ring.
+  -- Counters whose hold has ended ring.
   v_due_at := v_tick.next_due_at;
   v_tick := fairq._wake_due(v_tick, p_now, 1000);
   select h.* into v_heard from fairq._hear(v_tick, 10000) h;
@@ -33,7 +33,8 @@ begin
   v_tick.next_due_at := least(
     (select min((k.gate).held_until) from unnest(v_lanes) k),
     (
-      -- One whose hold has ended, too: a pass wakes a thousand. Without one only what lies ahead: keys that are not used note there since when.
+      -- The next end of a hold. A pass wakes only a thousand, so ends already past count while some were due. Unused keys note in look_at since when they
+      -- are unused: the hold tells them apart, and the lower bound passes them over.
       select l.look_at from fairq.lanes l
       where l.shard_no = p_shard_no and l.queue = p_queue and l.look_at >= least(v_due_at, p_now + interval '1 microsecond') and (l.gate).held_until is not null
         and l.group_key <> all(array(select k.group_key from unnest(v_lanes) k))
@@ -44,7 +45,7 @@ begin
 end;
 $$;
 
--- A counter as it is, or a new one. Its policy is looked up where none is known.
+-- A counter as it is, or a new one. Looks its policy up when none is stored.
 create function fairq._counter(p_shard_no integer, p_queue text, p_group_key text) returns fairq.lanes
 language plpgsql stable set search_path = pg_catalog, pg_temp as $$
 declare
@@ -58,8 +59,8 @@ begin
 end;
 $$;
 
--- Writes the next version of a lane, or of a counter. A key of which no place is taken notes since when: the sweep removes it a minute later. Removed at once
--- it would begin with version 1 again, and be looked for among all versions it ever had where nobody may vacuum them.
+-- Writes the next version of a lane, or of a counter. A key without a taken place notes since when: the sweep removes it a minute later. If it were removed
+-- at once, it would begin with version 1 again; under a held snapshot, each look-up would then go through all the versions it ever had.
 -- Locks: lanes, one row replaced; the caller holds the domain.
 create function fairq._write_lane(p_lane fairq.lanes) returns void
 language plpgsql set search_path = pg_catalog, pg_temp as $$

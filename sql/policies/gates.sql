@@ -1,4 +1,4 @@
--- What applies to a group: its own settings, else those of its queue; null when nothing limits it, so that ordinary groups pay nothing.
+-- What limits a group: its own settings, else those of its queue. Null when nothing does, so that ordinary groups pay nothing.
 create function fairq._policy(p_queue fairq.queues, p_group fairq.groups) returns fairq.policy
 language plpgsql immutable set search_path = pg_catalog, pg_temp as $$
 declare
@@ -24,7 +24,7 @@ begin
 end;
 $$;
 
--- A queue as the users of a group see it: what it, or their group, gives to each user stands where it has what it gives to each group.
+-- A queue as the users of a group see it: the settings for each user, the group's or else the queue's, stand in place of those for each group.
 create function fairq._for_users(p_queue fairq.queues, p_group fairq.groups) returns fairq.queues
 language plpgsql immutable set search_path = pg_catalog, pg_temp as $$
 begin
@@ -40,8 +40,8 @@ begin
 end;
 $$;
 
--- What limits a group, a user of a group (whose queue is '#users NAME'), a concurrency key (a group of #keys), a whole queue ('queue NAME' of '#queue NAME')
--- or the cluster, by its settings as they are.
+-- What limits a group, a user of a group (in the queue '#users NAME'), a concurrency key (a group of #keys), a whole queue ('queue NAME' of '#queue NAME')
+-- or the cluster, by the present settings.
 create function fairq._policy_of(p_shard_no integer, p_queue text, p_group_key text, p_user_key text default '') returns fairq.policy
 language plpgsql stable set search_path = pg_catalog, pg_temp as $$
 declare
@@ -70,25 +70,25 @@ begin
 end;
 $$;
 
--- Whether a queue limits each of its groups; otherwise only those with settings of their own may have limits.
+-- Whether a queue limits each of its groups. Otherwise only groups with settings of their own may have limits.
 create function fairq._limits_groups(p_queue fairq.queues) returns boolean
 language sql immutable parallel safe
 as $$ select coalesce(p_queue.group_max_running, p_queue.group_rate_limit, p_queue.group_breaker_threshold, p_queue.group_budget) is not null $$;
 
--- Whether the tasks of a group hold places, and tell their lane how they end.
+-- Whether tasks of a group take places, and report to its lane how they end.
 create function fairq._counts(p_policy fairq.policy) returns boolean
 language sql immutable parallel safe
 as $$ select coalesce((p_policy).max_running, (p_policy).breaker_threshold) is not null $$;
 
--- Whether what a group may have now depends on the time: a rate, or a breaker that is not closed. Then nothing is made ready for later.
+-- Whether the number of tasks a group may have depends on the time: a rate, or a breaker that is not closed. Then no task is made ready for later.
 create function fairq._runs_with_time(p_policy fairq.policy, p_gate fairq.gate) returns boolean
 language sql immutable parallel safe
 as $$ select (p_policy).rate_seconds is not null or (p_gate).open_until is not null $$;
 
--- The one place that says how many tasks a group may have promoted now, when to look again if none, and why not more. Promotion
--- uses the number and the time, explain_task the reason. A new policy is one more step here, one in _charge and one in _settle.
--- p_reserved: what its tasks that are ready or held were charged, see fairq.pace. How many tasks a budget is enough for depends on what each is expected to use:
--- here it only says whether there is something left, see _share_out.
+-- The one place that says how many tasks of a group may be promoted now, when to look again if none, and why not more. Promotion uses the number and the
+-- time, explain_task the reason. A new policy is one more step here, one in _charge and one in _settle.
+-- p_reserved: what the group's ready and held tasks were charged, see fairq.pace. How many tasks a budget allows depends on what each is expected to use:
+-- this function only says whether anything is left, see _share_out.
 create function fairq._allowance(p_policy fairq.policy, p_gate fairq.gate, p_now timestamptz, p_reserved double precision default null) returns fairq.allowance
 language plpgsql immutable set search_path = pg_catalog, pg_temp as $$
 declare
@@ -103,7 +103,7 @@ begin
     return (0, p_gate.held_until, format('held until %s by %s', p_gate.held_until, coalesce('task ' || p_gate.held_by, 'an operator')))::fairq.allowance;
   end if;
 
-  -- Breaker: closed, open, half open with one probe; a probe that is never heard of again times out.
+  -- Breaker: closed, open, or half open with one probe. A probe that is never heard of again times out.
   if p_gate.open_until > p_now then
     return (0, p_gate.open_until, format('its breaker is open until %s after %s failures in a row', p_gate.open_until, p_gate.failures))::fairq.allowance;
   end if;
@@ -115,7 +115,7 @@ begin
   if p_policy.max_running is not null then
     v_allowed := least(v_allowed, p_policy.max_running - coalesce(p_gate.in_flight, 0) - coalesce(p_gate.uncounted, 0));
     if v_allowed < 1 then
-      -- Nobody rings for a task that is not counted yet.
+      -- A task that is not counted yet rings nothing when it leaves.
       return (0, case when p_gate.uncounted > 0 then p_now + interval '100 milliseconds' end,
         format('%s tasks are in flight, the cap is %s', coalesce(p_gate.in_flight, 0) + coalesce(p_gate.uncounted, 0), p_policy.max_running))::fairq.allowance;
     end if;
@@ -130,8 +130,8 @@ begin
   -- Rate (GCRA): rate_at is when the tasks so far are paid for; up to burst tasks may run ahead of it.
   if p_policy.rate_seconds is not null then
     v_rate_room := p_policy.rate_burst - greatest(0, extract(epoch from p_gate.rate_at - p_now)::double precision) / p_policy.rate_seconds;
-    -- A millionth of a task makes up for what timestamps round away.
-    -- Where the clock was set back far more may be owed than a number of tasks can say.
+    -- A millionth of a task makes up for the rounding of timestamps.
+    -- The outer greatest: after the clock was set back far, more tasks may be owed than an integer holds.
     v_allowed := least(v_allowed, greatest(0, floor(v_rate_room + 0.000001)))::integer;
     if v_allowed < 1 then
       return (0, p_gate.rate_at - (p_policy.rate_burst - 1) * p_policy.rate_seconds * interval '1 second',
@@ -142,15 +142,15 @@ begin
 end;
 $$;
 
--- What is left of a budget: what ended in this period counts as what it used, what is in flight as what is expected of it. So one that is in flight when the
--- period ends counts in the next, and more than the budget is spent only by what tasks in flight use beyond what was expected. A millionth makes up
--- for what steps round away.
+-- What is left of a budget. A task that ended in this period counts with what it used, a task in flight with what it is expected to use. So a task in flight
+-- at the end of a period counts in the next one, and the budget is exceeded only by what tasks in flight use beyond their estimates. A millionth makes up
+-- for rounding in steps.
 create function fairq._budget_left(p_policy fairq.policy, p_gate fairq.gate, p_reserved double precision, p_now timestamptz) returns double precision
 language sql immutable parallel safe as $$
   select p_policy.budget * 0.999999 - coalesce(p_reserved, 0) - case when p_gate.spent_until > p_now then p_gate.spent else 0 end
 $$;
 
--- A gate of which nothing was spent.
+-- The gate, with nothing spent of its budget.
 create function fairq._forget_spent(p_gate fairq.gate) returns fairq.gate
 language plpgsql immutable set search_path = pg_catalog, pg_temp as $$
 begin
@@ -159,13 +159,13 @@ begin
 end;
 $$;
 
--- When a budget is there again. Periods are counted from the beginning of 1970 in UTC, the same for everybody: nothing has to be remembered.
+-- When a budget renews. Periods are counted from the beginning of 1970 in UTC, the same for all groups: nothing has to be stored.
 create function fairq._renews_at(p_policy fairq.policy, p_now timestamptz) returns timestamptz
 language sql immutable parallel safe
 as $$ select to_timestamp((floor(extract(epoch from p_now)::double precision / p_policy.budget_seconds) + 1) * p_policy.budget_seconds) $$;
 
--- The gate after p_taken tasks went through it. in_flight is the number of the group's tasks
--- that are counted, so it grows only where tasks are counted (see _counts): what a rate alone lets through nobody would report back.
+-- The gate after p_taken tasks went through it. in_flight grows only where tasks are counted (see _counts): where there is only a rate, nobody would report
+-- their end.
 create function fairq._charge(p_policy fairq.policy, p_gate fairq.gate, p_taken integer, p_now timestamptz) returns fairq.gate
 language plpgsql immutable set search_path = pg_catalog, pg_temp as $$
 begin
@@ -179,9 +179,9 @@ begin
 end;
 $$;
 
--- The gate after the news of tasks that left: places come free; failures in a row open the breaker, a success closes it. p_failures
--- counts those after the last success, p_succeeded says whether there was one.
--- Settings may have changed since. Places are kept even without any, while tasks that hold one are about to report it; nothing left to keep is null.
+-- The gate after the news of tasks that left: places come free; failures in a row open the breaker, a success closes it. p_failures counts the failures
+-- after the last success, p_succeeded says whether there was one.
+-- Settings may have changed since. Even when no limit is left, taken places stay counted until their tasks report. Null when nothing is left to keep.
 create function fairq._settle(
   p_policy fairq.policy, p_gate fairq.gate, p_freed integer, p_failures integer, p_succeeded boolean, p_now timestamptz,
   p_used double precision default null, p_hold bigint[] default null, p_begins_to_count boolean default false
@@ -189,9 +189,9 @@ create function fairq._settle(
 language plpgsql immutable set search_path = pg_catalog, pg_temp as $$
 begin
   p_gate.in_flight := coalesce(p_gate.in_flight, 0) - p_freed;
-  -- A first cap, whose ring may lie behind the cut: the group's tasks in flight are not counted yet, see _adopt.
+  -- A first cap, whose ring may lie behind the cut: tasks in flight may not be counted yet, see _adopt.
   if p_begins_to_count then p_gate.uncounted := 1; end if;
-  -- Of several holds the one that ends last.
+  -- Of several holds the one that ends last counts.
   if to_timestamp(p_hold[1] / 1000000.0) > coalesce(p_gate.held_until, p_now) then
     p_gate.held_until := to_timestamp(p_hold[1] / 1000000.0);
     p_gate.held_by := p_hold[2];
@@ -202,7 +202,7 @@ begin
   if p_policy is not distinct from null and p_gate.in_flight = 0 and p_gate.held_until is null then
     return null;
   end if;
-  -- Tasks of before the rate was raised are paid for at the new rate: never more than one burst is owed.
+  -- Tasks from before the rate was raised are paid for at the new rate: never more than one burst is owed.
   p_gate.rate_at := case
     when p_policy.rate_seconds is not null and p_gate.rate_at is not null
       then least(p_gate.rate_at, p_now + p_policy.rate_burst * p_policy.rate_seconds * interval '1 second')
@@ -221,7 +221,7 @@ begin
   end if;
   if p_failures > 0 and p_policy.breaker_threshold is not null then
     p_gate.failures := coalesce(p_gate.failures, 0) + p_failures;
-    -- A failure while it is open is one of the tasks that were in flight when it opened: it prolongs nothing. One while it is half open is the probe.
+    -- A failure while the breaker is open comes from a task that was in flight when it opened: it prolongs nothing. While it is half open, it is the probe's.
     if p_gate.failures >= p_policy.breaker_threshold and (p_gate.open_until is null or p_gate.open_until <= p_now) then
       p_gate.open_until := p_now + p_policy.breaker_cooldown;
       p_gate.probe_until := null;
@@ -231,8 +231,10 @@ begin
 end;
 $$;
 
--- The lane of a group, of a user of it (see _policy_of), or a counter, as it is: the newest version, one step in lanes_pkey, if it is not from before a rebuild. All null when there is none.
--- enable_sort is off: to a table that was analyzed while it was empty, lanes_order_idx with a sort behind it looks as good, and reads all lanes of the queue.
+-- The lane of a group or user (see _policy_of), or a counter, as it is: the newest version, one step in lanes_pkey, unless it is from before a rebuild.
+-- All fields are null when there is none.
+-- enable_sort is off: when the table was analyzed while it was empty, the planner likes lanes_order_idx and a sort as well, which reads all lanes of the
+-- queue.
 create function fairq._lane(p_shard_no integer, p_queue text, p_group_key text, p_user_key text default '') returns fairq.lanes
 language plpgsql stable set search_path = pg_catalog, pg_temp set enable_sort = off as $$
 declare

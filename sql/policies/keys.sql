@@ -1,16 +1,16 @@
--- Concurrency keys. A key is a counter (a lane of #keys, whose gate says how many places are taken) with a list of those who wait for it. Only a task that
--- is served now takes a place, or one that was given a place that came free; each says so in its own row, and gives back what that row says.
+-- Concurrency keys. A key is a counter (a lane of #keys, whose gate says how many places are taken) with a list of tasks that wait for it. Only a task that
+-- is served now takes a place, or a parked task that is granted one. Each says so in its own row, and gives back what that row says.
 
--- The next tasks of a lane some of which have concurrency keys, in order: those in line that need no key or get a place of theirs right now, and those that
--- were given a place that came free. One in line whose key is taken is parked and passed over: it holds nobody up, not even its own group. It is parked once
--- per wait; what was given a place is found by that, and the lane's cursor does not go back for it.
--- One that came back meanwhile is before a younger one of its group that was given the place: then it has that place, and the younger one waits again (I12).
--- A lane parks and passes over p_most in a pass: then the lane steps back until the next pass, so that nobody waits for it, and rings for that.
--- Where slots are kept for short tasks, a long one is parked as well, with the place of its key, until _let_long gives it a slot.
--- Beyond p_reach no place is taken: the lane stops there until a pop gets that far. So does, where a rate is charged, every task. At p_room its budget ends.
--- One row more than p_quota is returned, which is not looked at: where the lane goes on.
--- Locks: lanes of #keys, whose domain the caller holds, too; parked.
--- Cost: tasks_line_idx from the cursors, p_quota rows and those that are passed over; parked_granted_idx.
+-- The next tasks, in order, of a lane that has tasks with concurrency keys: tasks in line that need no key or get a place of theirs now, and parked tasks
+-- that were granted a place. A task in line whose key has no place is parked and passed over: it holds nobody up, not even its own group. It is parked once
+-- per wait. A granted task is found in parked, so the lane's cursor does not go back for it.
+-- A task that came back meanwhile may stand before a younger granted task of its group: it takes over the place, and the younger one waits again (I12).
+-- A lane parks or passes over at most p_most tasks in a pass. Then it steps back until the next pass, so that nobody waits for it, and rings for that pass.
+-- Where slots are kept for short tasks, a long task is parked as well, together with the place of its key, until _let_long gives it a slot.
+-- Beyond p_reach no place is taken: the lane stops there until a pop gets that far. With a rate, it stops there at any task. At p_room its budget ends.
+-- Returns up to p_quota tasks, and one row more: the task at which the lane stops, and where it goes on.
+-- Locks: lanes of #keys, parked; the caller holds the domains of the queue and of #keys.
+-- Cost: in tasks_line_idx from the cursors, p_quota rows and those passed over; parked_granted_idx.
 create function fairq._take_keys(
   p_tick fairq.ticks, p_lane fairq.lanes, p_quota integer, p_reach bigint, p_room bigint, p_most integer, p_short_under double precision,
   p_now timestamptz
@@ -26,7 +26,7 @@ declare
     cross join lateral (select b.* from fairq.tasks b where b.shard_no = p_tick.shard_no and b.id = k.id offset 0) t
     where k.shard_no = p_tick.shard_no and k.queue = p_tick.queue and k.group_key = p_lane.group_key and k.user_key = p_lane.line and k.granted
     order by k.priority desc, k.sequence;
-  -- A level at a time, each in the order of the index.
+  -- One priority level at a time, each in the order of the index.
   c_line cursor for
     select t.*, c.touched, c.is_open, false as has_slot
     from unnest(p_lane.cursors) c
@@ -53,7 +53,7 @@ begin
   fetch c_granted into v_given;
   fetch c_line into v_waiting;
   loop
-    -- Where so many are passed over that the lane goes on with this one in the next pass, those that were given a place come first.
+    -- When the lane is about to step back after p_most tasks passed over, all granted tasks come first.
     v_is_granted := v_given.id is not null
       and (v_waiting.id is null or v_passed >= p_most or (-v_given.priority, v_given.sequence) <= (-v_waiting.priority, v_waiting.sequence));
     if v_is_granted and (v_found >= p_quota or p_lane.finish >= p_room) then
@@ -64,7 +64,7 @@ begin
     elsif v_is_granted then
       v_task := v_given;
       fetch c_granted into v_given;
-      -- Unless one that came back has its place now.
+      -- Skip it if a task that came back has taken over its place.
       continue when not exists (select from fairq.parked k where k.shard_no = p_tick.shard_no and k.id = v_task.id and k.granted);
     else
       exit when v_waiting.id is null;
@@ -73,11 +73,11 @@ begin
     yields := not v_is_granted and v_passed >= p_most;
     if not v_is_granted and not yields then
       fetch c_line into v_waiting;
-      -- One that was given a place stands in line as well.
+      -- A granted task stands in line as well.
       continue when v_task.id = any(v_served);
       if v_task.sequence <= v_task.touched or v_task.concurrency_key is not null or p_short_under < 'infinity' then
-        -- One that was taken before may be held, and its holder may end it, or put it off, between the loop's snapshot and this look: body and holder are
-        -- looked at together, once more, and its attempt is the one of now.
+        -- A task taken before may be held, and its holder may end it or put it off between the cursor's snapshot and this statement. So look at body and
+        -- holder again, in one statement, which also reads the present attempt.
         select b.attempt into v_task.attempt from fairq.tasks b
         where b.shard_no = p_tick.shard_no and b.id = v_task.id and not b.scheduled
           and not exists (select from fairq._taken(p_tick.shard_no, b.id));
@@ -110,7 +110,7 @@ begin
       and not fairq._take_over(p_tick.shard_no, p_tick.queue, p_lane.group_key, p_lane.line, v_task.concurrency_key)
     then
       if v_task.concurrency_key = any(v_parked) then
-        -- The first of them has the group's turn, and is before this one.
+        -- The first task parked in this pass has the group's turn, and stands before this one.
         insert into fairq.parked (shard_no, id, queue, group_key, user_key, concurrency_key, priority, sequence)
         values (p_tick.shard_no, v_task.id, p_tick.queue, p_lane.group_key, p_lane.line, v_task.concurrency_key, v_task.priority, v_task.sequence);
       else
@@ -121,8 +121,8 @@ begin
       continue;
     end if;
     if fairq._is_long(p_lane.pace, v_task.kind, coalesce(charge, v_task.cost), p_short_under) and not is_expired and not long and not stops then
-      -- It keeps the place of its key: one that had to give it back whenever the other was not free might never have both.
-      -- A user's tag is of another time; where the group stands, _let_long looks. Nobody stands before those that wait.
+      -- It keeps the place of its key: if it gave that back whenever no slot was free, it might never have both.
+      -- A user's finish tag is in another virtual time; _let_long looks up where the group stands. No turn is before the one served last.
       perform fairq._park(p_tick.shard_no, p_tick.queue, p_lane.group_key, p_lane.line, '', id, priority, sequence,
         greatest(case when p_lane.queue = p_tick.queue then p_lane.finish else p_tick.clock end, p_tick.long_turn));
       v_passed := v_passed + 1;
@@ -137,14 +137,14 @@ begin
     v_found := v_found + 1;
     p_lane.finish := p_lane.finish + step;
   end loop;
-  -- Or they stay open until the transaction ends, and up to PostgreSQL 15 nobody else can open one of that name.
+  -- Otherwise they stay open until the transaction ends; up to PostgreSQL 15 another call could not open a cursor of the same name.
   close c_granted;
   close c_line;
 end;
 $$;
 
--- The place that the last one of a line was given, for one before it; that one waits again.
--- Returns false when none was given one.
+-- Takes over, for a task further ahead in a line, the place that was granted to the last task of that line; the latter waits again.
+-- Returns false when no task of the line has been granted one.
 create function fairq._take_over(p_shard_no integer, p_queue text, p_group_key text, p_user_key text, p_concurrency_key text) returns boolean
 language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
@@ -165,8 +165,8 @@ begin
 end;
 $$;
 
--- Takes places of a concurrency key, or of a meter, if there are as many. A key nobody used yet has no lane: its policy is looked up then.
--- Returns false when there are not. Locks: lanes, one row replaced; the caller holds the domain of p_queue.
+-- Takes places of a concurrency key, or of a meter. A key that is not in use has no lane: then its policy is looked up.
+-- Returns false, and takes none, when there are not as many. Locks: lanes, one row replaced; the caller holds the domain of p_queue.
 create function fairq._take_place(p_shard_no integer, p_queue text, p_group_key text, p_now timestamptz, p_places integer default 1)
 returns boolean
 language plpgsql set search_path = pg_catalog, pg_temp as $$
@@ -181,8 +181,8 @@ begin
 end;
 $$;
 
--- Parks a task whose key has no place, or a long one. The first of its group at this key gets the group's next turn there; groups take turns by their weights,
--- as they do in their queue. Long ones are served by p_turn, where their group stands in virtual time.
+-- Parks a task whose key has no place, or a long one. The first task of its group at this key gets the group's next turn there; groups take turns by their
+-- weights, as in their queue. Long tasks are served by p_turn, where their group stands in virtual time.
 create function fairq._park(
   p_shard_no integer, p_queue text, p_group_key text, p_user_key text, p_concurrency_key text, p_id bigint, p_priority integer, p_sequence bigint,
   p_turn bigint default null
@@ -195,7 +195,7 @@ begin
   select k.id, k.priority, k.sequence, k.turn into v_first from fairq.parked k
   where k.shard_no = p_shard_no and k.concurrency_key = p_concurrency_key and k.queue = p_queue and k.group_key = p_group_key and not k.granted
   order by -k.priority, k.sequence limit 1;
-  -- Who comes new to a key starts at its clock, and not before those who wait there.
+  -- A group that is new to a key starts at the key's clock, and not before the groups that wait there.
   v_turn := coalesce(v_first.turn, p_turn, greatest((fairq._lane(p_shard_no, '#keys', p_concurrency_key)).finish, (
     select k.turn from fairq.parked k
     where k.shard_no = p_shard_no and k.concurrency_key = p_concurrency_key and k.turn is not null
@@ -212,12 +212,12 @@ begin
 end;
 $$;
 
--- Hears what came free, and gives each place to one who waits for it, in the order of their turns. Who is given a place has it from this statement on, in
--- its own row; it rings, and its lane places it next.
--- Who could not go on (its group is paused, capped, limited) goes back in line instead, and is met again when its group may: nothing waits for a key
--- that has room, and nothing holds one that cannot use it. So each is woken once per wait, and a place that comes free costs the same whoever waits.
--- Locks: #keys, which the caller holds; parked rows with "skip locked", for purge and cancel hold those of other queues.
--- Cost: keys that rang; parked_turn_idx from the key's clock, one step per place and per group that cannot go on, 1000 at most per key and pass.
+-- Hears which keys have free places, and grants each place to a task that waits for it, in the order of turns. The task has the place from this statement on,
+-- in its own row; a ring is written, and its lane places it next.
+-- A task whose group cannot go on (paused, capped, limited) goes back in line instead, and meets the key again when its group may go on: no task waits for a
+-- key that has room, and none holds a place that it cannot use. So a task is woken once per wait, and a free place costs the same however many wait.
+-- Locks: parked rows with "skip locked", for purge and cancel may hold rows of other queues; the caller holds #keys.
+-- Cost: the keys that rang; parked_turn_idx from the key's clock, one step per place and per group that cannot go on, at most 1000 per key and pass.
 create function fairq._open_keys(p_shard_no integer, p_now timestamptz) returns void
 language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
@@ -234,7 +234,7 @@ begin
       select k.* into v_first from fairq.parked k
       where k.shard_no = p_shard_no and k.concurrency_key = v_key.group_key and k.turn >= v_key.finish
       order by k.turn, k.id limit 1 for update skip locked;
-      -- Those that are locked are leaving, and more than fit into one pass wait for the next.
+      -- The next pass looks again at tasks that were locked, which are leaving, and at those for which this pass had no step left.
       if not found or v_round > 1000 then
         insert into fairq.rings (shard_no, queue, group_key)
         select p_shard_no, '#keys', v_key.group_key
@@ -244,7 +244,7 @@ begin
         );
         exit;
       end if;
-      -- The clock of the key: not past one that is locked, which may stay.
+      -- The clock of the key: not past a locked task, which may stay after all.
       select k.turn into v_key.finish from fairq.parked k
       where k.shard_no = p_shard_no and k.concurrency_key = v_key.group_key and k.turn >= v_key.finish
       order by k.turn limit 1;
@@ -256,9 +256,10 @@ begin
         delete from fairq.parked k where k.shard_no = p_shard_no and k.id = v_first.id;
       end if;
       perform fairq._next_turn(v_first);
-      -- For one that was given a place its lane need not go back, see _take_keys: so the ring names no priority.
+      -- The lane need not go back for a granted task, see _take_keys: so the ring names no priority.
       insert into fairq.rings (shard_no, queue, group_key, user_key, priority, sequence, keyed)
-      values (p_shard_no, v_first.queue, v_first.group_key, nullif(v_first.user_key, ''), case when not v_goes_on then v_first.priority end, v_first.sequence, true);
+      values (p_shard_no, v_first.queue, v_first.group_key, nullif(v_first.user_key, ''),
+        case when not v_goes_on then v_first.priority end, v_first.sequence, true);
     end loop;
     v_key.gate := fairq._charge(v_key.policy, v_key.gate, v_granted, p_now);
     perform fairq._write_lane(v_key);
@@ -266,9 +267,9 @@ begin
 end;
 $$;
 
--- A key is held: what is ready with a place of it goes back in line with its group, and who was given a place and is not placed yet stands in line again.
--- So does a long one that waits for a slot with a place of the key. Who takes places holds the lock of the keys, and so has committed what it made ready.
--- Locks: parked; the caller holds #keys. Cost: the ready set of the shard, those that were given any key, and long ones that wait.
+-- Empties a key that is held. Groups with ready tasks that have a place of it are recalled. Granted tasks that are not placed yet stand in line again, and so
+-- do long tasks that wait for a slot with a place of the key. Whoever takes places holds the lock of #keys, so all that was made ready has been committed.
+-- Locks: parked; the caller holds #keys. Cost: the ready set of the shard, the tasks that were granted any key, and the long ones that wait.
 create function fairq._empty_key(p_shard_no integer, p_concurrency_key text) returns void
 language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
@@ -297,7 +298,7 @@ begin
 end;
 $$;
 
--- Tasks that are parked no more stand in line again, and give back the places of their keys that they had: those that were given one, and long ones.
+-- Puts tasks that are no longer parked back in line. Granted tasks and long ones give back the places of their keys.
 create function fairq._unpark(p_shard_no integer, p_gone fairq.parked[]) returns void
 language plpgsql set search_path = pg_catalog, pg_temp as $$
 begin
@@ -313,8 +314,8 @@ begin
 end;
 $$;
 
--- The turn of a group at a key goes on from a task that is parked no more to its next one that waits there, a step further by the group's weight. It was
--- the first, so the look begins behind it, not at the dead entries of all that were before. Of long tasks the group's own tag is the turn, see _let_long.
+-- Moves a group's turn at a key from a task that is no longer parked to its next one there, one step on by the group's weight. The task was the first, so the
+-- scan begins behind it, not at the dead entries of all earlier ones. For long tasks the group's own finish tag is the turn, see _let_long.
 create function fairq._next_turn(p_gone fairq.parked) returns void
 language plpgsql set search_path = pg_catalog, pg_temp as $$
 begin
@@ -336,8 +337,8 @@ begin
 end;
 $$;
 
--- Whether a group could serve a task now, by what its lane last knew and its settings say. In a paused queue none can, nor in one without workers, or that
--- left a key unused a moment ago, or whose own cap, rate or breaker, or the cluster's, lets nothing pass.
+-- Whether a task of the group could be served now, by what its lane last knew and its settings. Not in a paused queue, in one without workers, in one that
+-- left a key unused in the last ten seconds, or in one whose own cap, rate or breaker, or the cluster's cap, lets nothing pass.
 create function fairq._may_go_on(p_shard_no integer, p_queue text, p_group_key text, p_user_key text, p_now timestamptz) returns boolean
 language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
@@ -363,9 +364,9 @@ begin
 end;
 $$;
 
--- Tasks that were given a key, and whose group cannot go on after all, give it back and stand in line again.
+-- Takes keys back from granted tasks whose group cannot go on after all; the tasks stand in line again.
 -- Locks: parked; the caller holds the domain and #keys.
--- Cost: parked_granted_idx, the tasks of the queue that were given a key and not placed yet.
+-- Cost: parked_granted_idx, the tasks of the queue that were granted a key or a slot and not placed yet.
 create function fairq._take_keys_back(p_shard_no integer, p_queue text, p_now timestamptz) returns void
 language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare

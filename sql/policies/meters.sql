@@ -1,7 +1,7 @@
--- Caps, rates and breakers of a whole queue and of the cluster, asked at pop: how many tasks may be popped now. Each is a counter with a domain of its own,
--- so pops of a limited queue go one after the other, and those of another queue do not wait for them; a cap of the cluster is shared by all.
+-- Meters: caps, rates and breakers of a whole queue, and the cap of the cluster. A pop asks them how many tasks it may take. Each is a counter with a domain of
+-- its own: pops of one limited queue go one after the other, pops of other queues do not wait for them. Under a cap of the cluster all pops share its meter.
 
--- The meters that the tasks of a queue go through, in the order in which they are locked. None for most.
+-- The meters of a queue's tasks, in the order in which they are locked. Most queues have none.
 create function fairq._meters(p_queue text) returns table (scope text, place integer)
 language sql stable rows 1 as $$
   select 'cluster', 2 from fairq.settings s where s.max_running is not null
@@ -10,10 +10,10 @@ language sql stable rows 1 as $$
   where q.queue = p_queue and coalesce(q.max_running, q.rate_limit, q.breaker_threshold) is not null
 $$;
 
--- How many tasks the meters of a queue let pass. They hear first what left since, so what they say is exact.
--- Returns at most p_limit; the meters asked, which the tasks popped are charged to; and in which of them a task holds a place: 1 its queue, 2 the cluster.
+-- How many tasks the meters of a queue let pass. They first hear which tasks have left, so the answer is exact.
+-- Returns that number, at most p_limit; the meters asked, to which popped tasks are charged; and in which of them a task takes a place: 1 queue, 2 cluster.
 -- Raises QF015: claim leases and a cluster cap exclude each other.
--- Locks: the domains of the meters, waits for each a moment; until the transaction ends.
+-- Locks: the domains of the meters, until the transaction ends; waits a moment for each.
 create function fairq._meter(
   p_queue text, p_limit integer, p_now timestamptz, p_claim_lease interval, out o_most integer, out o_scopes text[], out o_meters integer
 )
@@ -45,8 +45,8 @@ begin
 end;
 $$;
 
--- Whether a pop of a queue with meters may find something: a task that waits or is ready, and room for it by what the meters last knew, or news of theirs.
--- Locks and writes nothing: who polls in vain leaves no trace.
+-- Whether a pop of a metered queue may find something: a task that waits or is ready, and room for it by what the meters last knew, or news for them.
+-- Locks and writes nothing: a poll in vain leaves no trace.
 create function fairq._is_worth_asking(p_queue text, p_now timestamptz) returns boolean
 language plpgsql set search_path = pg_catalog, pg_temp as $$
 begin
@@ -71,7 +71,7 @@ begin
 end;
 $$;
 
--- Hears what was rung for a meter, and writes it.
+-- Hears the rings of a meter, and writes it.
 -- Locks: none of its own; the caller holds the domain of the meter.
 create function fairq._settle_meter(p_scope text, p_now timestamptz) returns void
 language plpgsql set search_path = pg_catalog, pg_temp as $$
@@ -80,8 +80,8 @@ begin
 end;
 $$;
 
--- A meter for whoever changes it: it has heard all there is to hear under the limits so far.
--- Locks: the domain of the meter, waits for it; until the transaction ends.
+-- Locks a meter for a caller that changes its limits. It has then heard all news under the old limits.
+-- Locks: the domain of the meter, until the transaction ends; waits for it.
 create function fairq._hold_meter(p_scope text) returns void
 language plpgsql set search_path = pg_catalog, pg_temp as $$
 begin

@@ -1,10 +1,10 @@
--- Shares of what is known only when a task has ended: worker seconds (fairness = 'time'), or what its handler charges (fairness = 'cost'). A task is charged
--- at promotion by an estimate, and the end of its attempt settles the difference.
+-- Fair shares of what is known only when a task has ended: worker seconds (fairness = 'time'), or what its handler charges (fairness = 'cost'). Promotion
+-- charges a task by an estimate, and the end of its attempt settles the difference.
 
--- What a task is expected to use: its cost, times what a unit of cost has taken so far for its group and kind; at first the cost alone. So a cost may be
--- a size, a first guess, or a guess that is always wrong by the same factor. Never more than four times the mean: what is used beyond is settled exactly, but
--- what was charged too much comes back only behind the tasks in line, and with guesses wrong by ten times shares of tokens went apart by 7 % instead of 1.
--- Not more than a lane can be moved by, see _step.
+-- What a task is expected to use: its cost, times what a unit of cost has used so far for its group and kind; at first the cost alone. So a cost may be
+-- a size, a first guess, or a guess that is always wrong by the same factor. At most four times the mean: what is used beyond is settled exactly, but what was
+-- charged too much comes back only behind the tasks in line. Without this bound, guesses wrong by ten times made shares of tokens differ by 7 %, not 1.
+-- At most what one step can move a lane by, see _step.
 create function fairq._expected(p_pace fairq.pace, p_kind text, p_cost double precision, p_weight double precision) returns double precision
 language sql immutable parallel safe
 as $$
@@ -13,10 +13,10 @@ as $$
   ), p_cost))
 $$;
 
--- What an attempt used. Seconds: an hour at most, so that one that hangs does not banish its group, and none when it never started. A cost: what its
--- worker says now (p_said), or what it reported before it was lost or given back. Null: it began, and has ended without a word; it counts as what was
--- expected. One that was given back without a word, and will run again, used nothing.
--- Cost: where costs are shared, and its worker says nothing, one step in progress_pkey.
+-- What an attempt used. Seconds: at most an hour, so that an attempt that hangs does not banish its group; none when it never started. Cost: what its worker
+-- says now (p_said), else what it last reported, else nothing for an attempt that never started or was given back to run again. Null otherwise: it ran and
+-- said nothing, and counts as what was expected.
+-- Cost: one step in progress_pkey, where costs are shared and the worker says nothing.
 create function fairq._used(
   p_shard_no integer, p_queue text, p_id bigint, p_attempt integer, p_started_at timestamptz, p_outcome text, p_said double precision, p_now timestamptz
 ) returns double precision
@@ -35,13 +35,13 @@ begin
 end;
 $$;
 
--- Where a lane of a queue that shares what tasks use goes on after its attempts used p_correction more than was charged for them, or less.
--- What was charged too much is given back as far as p_clock and the last address given out: tasks of a group keep their order. The rest is credit: the next tasks
--- lie up to twice as close together, see _spent. Without it a group whose tasks differ, or that gives many back, would lose a little each time. Time in which a group
--- had nothing in line is no credit. What is left of it at the next correction counts for sixty-four tasks at most, about what is in flight and ready, and is lost when the
--- group has nothing waiting, or a group whose estimate was far too high would come with a flood. A lane goes at most 2^60 ahead of the clock: all that was
--- settled since it was served last is not bounded by what one step is.
--- What is known in another unit means nothing; what was charged in it is given back all the same, also where groups have come to share by count.
+-- Where a lane goes on, in a queue that shares what tasks use, after its attempts used p_correction more than they were charged (less, if negative).
+-- An excess charge is given back as far as p_clock and the last address given out allow: tasks of a group keep their order. The rest becomes credit: the next
+-- tasks lie up to twice as close together, see _spent. Without credit a group whose tasks differ, or that gives many back, would lose a little each time. Time
+-- in which a group had nothing in line gives no credit. At the next correction at most 64 tasks' worth of credit still counts, about what is in flight and
+-- ready, and none when the group has nothing waiting. Otherwise a group whose estimate was far too high would come with a flood. A lane goes at most 2^60 ahead
+-- of the clock: the bound of one step does not bound all that was settled since the lane was served last.
+-- Estimates and credit in another unit are dropped. What was charged in that unit is given back all the same, also when groups now share by count.
 create function fairq._correct(
   p_finish bigint, p_pace fairq.pace, p_unit text, p_correction double precision, p_charged double precision, p_ran fairq.estimate[], p_weight double precision,
   p_clock bigint, p_was_idle boolean
@@ -64,7 +64,7 @@ begin
     - least(coalesce(p_pace.credit, 0), fairq._step(64 * (select coalesce(max(e.used), 1) from unnest(p_pace.estimates) e), p_weight))
     + sign(coalesce(p_correction, 0))::bigint * ceil(least(1152921504606846976, fairq._round() * abs(coalesce(p_correction, 0)) / p_weight))::bigint);
   v_pace.unit := p_unit;
-  -- Sums of fractions end near zero.
+  -- Sums of fractions end near zero, not at it.
   v_pace.reserved := coalesce(p_pace.reserved, 0) - coalesce(p_charged, 0);
   v_pace.reserved := case when v_pace.reserved < 0.000001 then 0 else v_pace.reserved end;
   v_pace.last_block := coalesce(p_pace.last_block, p_finish - 1, -1);
@@ -78,9 +78,9 @@ begin
 end;
 $$;
 
--- The estimates of a lane, kept up: per kind the mean of the first 16 attempts, then a moving one. One attempt counts as four times what was expected at most, and as
--- a quarter at least: a hang among quick tasks would make the next ones dear. What it really used is charged all the same, by the correction.
--- The 32 kinds seen last are kept.
+-- The estimates of a lane, brought up to date: per kind the mean of the first 16 attempts, then a moving mean. One attempt counts as at most four times what
+-- was expected, and at least a quarter: otherwise a hang among quick tasks would make the next ones dear. The correction charges what it really used all
+-- the same. The 32 kinds seen last are kept.
 create function fairq._learn(p_known fairq.estimate[], p_ran fairq.estimate[]) returns fairq.estimate[]
 language plpgsql immutable set search_path = pg_catalog, pg_temp as $$
 declare

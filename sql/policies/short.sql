@@ -1,21 +1,23 @@
--- Slots kept for short tasks. A task is long when it is expected to cost more than short_under, by what its lane expects. Long ones may have all slots of the
--- queue's workers but those kept. One that is met is parked, and holds nobody up, not even its own group; a pop that has room lets the next ones go on, those of
--- the group that is least far in virtual time first. How many are in flight is counted from their rows, each time: no count is kept that could be wrong.
+-- Slots kept for short tasks. A task is long when its lane expects it to cost more than short_under. Long tasks may have all slots of the queue's workers but
+-- those kept. Promotion parks each long task it meets, which then holds nobody up, not even its own group. A pop that has room lets the next ones go on, those
+-- of the group that is least far in virtual time first. The long tasks in flight are counted from their rows each time: no stored count can be wrong.
 
--- What a short task costs at most; infinite where no slots are kept, and no long task is parked, for then whatever has not been placed stands in line.
+-- What a short task costs at most. Without kept slots no task is long: infinity. While long tasks are still parked, 1e300: then promotion has to look each
+-- task up, because it may be parked although it stands in line.
 create function fairq._short_under(p_tick fairq.ticks, p_queue fairq.queues) returns double precision
 language sql immutable parallel safe as $$
   select case when p_queue.short_slots is not null then coalesce(p_queue.short_under, 1) when p_tick.long_since is not null then 1e300 else 'infinity' end
 $$;
 
--- Whether a task that is expected to cost so much is long. Of a kind with few attempts so far they must say so clearly, one alone sixteen times: a slow start
--- would send the next ones behind minutes, and there nobody learns soon that they are short.
+-- Whether a task that is expected to cost so much is long. Few attempts of its kind must say so clearly, a single one by sixteen times: otherwise one slow
+-- start would send the next tasks behind long ones for minutes, and it would take long to learn that they are short.
 create function fairq._is_long(p_pace fairq.pace, p_kind text, p_expected double precision, p_short_under double precision) returns boolean
 language sql immutable parallel safe as $$
   select p_expected > p_short_under and p_expected > p_short_under * 16 / coalesce((select e.tasks from unnest(p_pace.estimates) e where e.kind = p_kind), 16)
 $$;
 
--- How many more long tasks may have a slot. One may always, whatever is kept. Once only long ones have waited for short_idle, they may have all that is free.
+-- How many more long tasks may have a slot. One long task may always run, whatever is kept. Once only long tasks have waited for short_idle, they may have
+-- all free slots.
 -- Cost: the workers of the shard, and the long tasks in flight.
 create function fairq._long_room(p_tick fairq.ticks, p_now timestamptz, p_lends boolean default true) returns integer
 language plpgsql stable set search_path = pg_catalog, pg_temp as $$
@@ -33,7 +35,7 @@ begin
 end;
 $$;
 
--- Long tasks that have a slot: held, ready, or let go on a moment ago. Of all shards: slots are, too.
+-- Long tasks that have a slot: held, ready, or granted one a moment ago. Over all shards, as slots are.
 create function fairq._long_in_flight(p_queue text) returns integer
 language sql stable set search_path = pg_catalog, pg_temp as $$
   select count(*)::integer
@@ -50,19 +52,19 @@ language sql stable set search_path = pg_catalog, pg_temp as $$
   ) x
 $$;
 
--- Whether a pop should promote for the sake of long tasks that wait. Nobody rings when one of them ends. Inlined.
+-- Whether a pop should promote because long tasks wait. No ring tells of the end of a long task. Inlined.
 create function fairq._lets_long(p_tick fairq.ticks, p_now timestamptz) returns boolean
 language sql stable as $$ select p_tick.long_since is not null and fairq._long_room(p_tick, p_now) > 0 $$;
 
--- Gives slots to long tasks, as many as this pop asks for and there is room; their lanes ring, and place them next. A group whose tag has moved on since its
--- task was parked waits until the others have come as far: what short ones cost it, or what its attempts took beyond what was expected, counts here, too.
--- One whose group cannot go on stands in line again instead, see _open_keys.
--- Returns the tick, with the turn it has come to. Locks: parked, rings; the caller holds the domain, and #keys.
--- Cost: parked_long_idx from that turn, a step per task and per group that is passed over, a thousand at most.
+-- Gives slots to long tasks, as many as this pop asks for and as there is room for; it rings for their lanes, which place them next. A group whose finish tag
+-- has moved on since its task was parked waits until the others have come as far: what its short tasks cost, and what its attempts used beyond the estimate,
+-- count here, too. A task whose group cannot go on stands in line again instead, see _open_keys.
+-- Returns the tick, with the turn served last. Locks: parked, rings; the caller holds the domain and #keys.
+-- Cost: parked_long_idx from that turn, a step per task and per group passed over, at most a thousand.
 create function fairq._let_long(p_tick fairq.ticks, p_take integer, p_now timestamptz) returns fairq.ticks
 language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
-  -- What is kept is lent in a pass that hears no news: they may tell of a short one.
+  -- Kept slots are lent only in a pass without news: news may tell of a short task.
   v_room integer := least(p_take, fairq._long_room(p_tick, p_now, not fairq._has_news(p_tick)));
   v_first fairq.parked;
   v_lane fairq.lanes;
@@ -98,7 +100,7 @@ begin
 end;
 $$;
 
--- Notes in the tick whether long tasks wait, since when only they do, and when they may have all slots, for then somebody has to look.
+-- Notes in the tick whether long tasks wait, since when only they do, and when they may have all slots, because somebody has to look then.
 create function fairq._note_long(p_tick fairq.ticks, p_queue fairq.queues, p_now timestamptz) returns fairq.ticks
 language plpgsql stable set search_path = pg_catalog, pg_temp as $$
 begin
@@ -116,10 +118,11 @@ begin
 end;
 $$;
 
--- The key of which a parked task has, or may be given, a place.
+-- The key of which a parked task has a place, or waits for one.
 create function fairq._key_of(p_parked fairq.parked) returns text
 language plpgsql stable set search_path = pg_catalog, pg_temp as $$
 begin
-  return coalesce(nullif(p_parked.concurrency_key, ''), (select t.concurrency_key from fairq.tasks t where t.shard_no = p_parked.shard_no and t.id = p_parked.id));
+  return coalesce(nullif(p_parked.concurrency_key, ''),
+    (select t.concurrency_key from fairq.tasks t where t.shard_no = p_parked.shard_no and t.id = p_parked.id));
 end;
 $$;
