@@ -1,6 +1,6 @@
--- How much of a group's budget is used, its own or the one its queue gives to each, as its settings are now and promotion last heard.
--- Returns one row; none where there is no budget. spent is what tasks used that ended in this period, reserved what is expected of those in flight, and
--- available what is left beside both until renews_at.
+-- How much of a group's budget is used: its own budget, or the one its queue gives to each group. By the present settings, and what promotion last heard.
+-- Returns one row; none when there is no budget. spent is what tasks that ended in this period used, reserved what tasks in flight are expected to use, and
+-- available what both leave until renews_at.
 -- Raises QF001 group key, QF003 unknown queue.
 -- Cost: the settings of the group and its lane, one index step each.
 create function fairq.budget_usage(p_queue text, p_group_key text)

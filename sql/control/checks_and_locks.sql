@@ -1,4 +1,4 @@
--- Raises QF007 when a number is not p_least to p_most.
+-- Raises QF007 when a number is not from p_least to p_most.
 create function fairq._check_limit(p_limit integer, p_of text default 'the limit', p_least integer default 1, p_most integer default 100000)
 returns void
 language plpgsql immutable set search_path = pg_catalog, pg_temp as $$
@@ -23,7 +23,7 @@ begin
 end;
 $$;
 
--- The shard named, or all of them; while groups move, those of before and those to come.
+-- The shard that is named, or all shards; while groups move, the old and the new ones.
 create function fairq._shards(p_shard_no integer) returns setof integer
 language sql stable rows 1 as $$
   select generate_series(coalesce(p_shard_no, 0), coalesce(p_shard_no, greatest(s.shard_count, s.moving_from) - 1))
@@ -32,8 +32,8 @@ $$;
 
 -- Takes the lock that makes promotion one at a time, until the end of the transaction.
 -- Returns false when another session holds it and p_wait is false.
--- The snapshot of the caller's next statement is taken after the lock, so it sees all that the previous promotion wrote:
--- this is why promotion insists on READ COMMITTED.
+-- Promotion insists on READ COMMITTED so that the snapshot of the caller's next statement is taken after the lock, and sees all that the previous promotion
+-- wrote.
 -- Raises QF005 in another isolation level, QF003 when the queue is unknown. Locks: domains, one row.
 create function fairq._lock_domain(p_shard_no integer, p_queue text, p_wait boolean) returns boolean
 language plpgsql set search_path = pg_catalog, pg_temp as $$
@@ -53,8 +53,8 @@ begin
 end;
 $$;
 
--- Waits for the lock of a domain, and takes it, but not for longer than somebody who promotes would hold it: a transaction that promoted and stays open must
--- not keep every pop waiting.
+-- Waits for the lock of a domain, and takes it, but waits no longer than a promotion takes: a transaction that promoted and stays open must not keep every
+-- pop waiting.
 -- Returns whether it got the lock. Locks: the domain, until the transaction ends.
 create function fairq._await_domain(p_shard_no integer, p_queue text) returns boolean
 language plpgsql set search_path = pg_catalog, pg_temp set lock_timeout = '200ms' as $$
@@ -67,7 +67,7 @@ end;
 $$;
 
 -- A queue with its settings.
--- Raises QF003: it is unknown.
+-- Raises QF003 when it is unknown.
 create function fairq._queue(p_queue text) returns fairq.queues
 language plpgsql stable set search_path = pg_catalog, pg_temp as $$
 declare
@@ -93,7 +93,7 @@ begin
 end;
 $$;
 
--- Raises p_code when a text is no name: null, empty, or longer than p_most bytes.
+-- Raises p_code when a text is not a name: null, empty, or longer than p_most bytes.
 create function fairq._check_name(p_what text, p_name text, p_most integer, p_code text, p_hint text) returns void
 language plpgsql immutable set search_path = pg_catalog, pg_temp as $$
 begin
@@ -104,7 +104,7 @@ begin
 end;
 $$;
 
--- The shard of a group. Raises QF001, QF003 or QF006 when it, or a user of it, cannot be meant.
+-- The shard of a group. Raises QF001 bad group key, QF003 unknown queue, QF006 bad user key.
 create function fairq._group_shard(p_queue text, p_group_key text, p_user_key text default null) returns integer
 language plpgsql stable set search_path = pg_catalog, pg_temp as $$
 begin
@@ -117,7 +117,7 @@ begin
 end;
 $$;
 
--- Takes the domain in which a group is, and says in which shard: while one waits for it the group may move.
+-- Locks the domain of a group, and returns its shard. While this waits for the lock, the group may move; then it tries the new shard.
 create function fairq._lock_group(p_queue text, p_group_key text) returns integer
 language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
@@ -132,7 +132,7 @@ begin
 end;
 $$;
 
--- Raises QF011 when arrays have another length than the first one; null, where there is none, is none.
+-- Raises QF011 when any array has another length than the first. The length of a null array is null, and fits.
 create function fairq._check_lengths(p_lengths integer[]) returns void
 language plpgsql immutable set search_path = pg_catalog, pg_temp as $$
 begin
@@ -143,14 +143,14 @@ begin
 end;
 $$;
 
--- Raises QF008 when an attempt cannot have used so much.
+-- Raises QF008 when a cost is not from 0 to 1000000000.
 create function fairq._check_costs(p_worker_id bigint, p_costs double precision[]) returns void
 language plpgsql immutable set search_path = pg_catalog, pg_temp as $$
 declare
   v_cost double precision;
 begin
   if p_costs is null then return; end if;
-  -- NaN is more than anything.
+  -- NaN sorts above all numbers, so this finds it, too.
   select c.cost into v_cost from unnest(p_costs) c(cost) where not c.cost between 0 and 1000000000 limit 1;
   if found then
     raise exception 'worker % charges % for an attempt', coalesce(p_worker_id::text, 'null'), v_cost
@@ -159,8 +159,8 @@ begin
 end;
 $$;
 
--- The lock of counters: of the concurrency keys, which belong to all queues of the shard, or of the meters; it is held while places are taken. A pop waits
--- for it for a moment only: one that holds keys may stand before one that holds the meters, and nobody who ends tasks waits behind a pop that hangs.
+-- Takes the lock of counters: of the concurrency keys, which all queues of the shard share, or of a meter. It is held while places are taken. A pop waits for
+-- it only a moment: a pop that holds keys may wait for one that holds the meters, and whoever ends tasks must not wait behind a pop that hangs.
 create function fairq._lock_counters(p_shard_no integer, p_queue text, p_wait boolean) returns boolean
 language plpgsql set search_path = pg_catalog, pg_temp as $$
 begin
@@ -168,7 +168,7 @@ begin
 end;
 $$;
 
--- Raises QF009 when a length of time is not positive, or longer than it may be: an infinite or absurd one, once stored, would make other functions fail.
+-- Raises QF009 when a length of time is not positive, or too long: an infinite or absurd one, once stored, would make other functions fail.
 create function fairq._check_length(p_what text, p_length interval, p_most interval) returns void
 language plpgsql immutable set search_path = pg_catalog, pg_temp as $$
 begin

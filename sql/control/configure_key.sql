@@ -1,7 +1,8 @@
--- How many tasks with a concurrency key may be in flight at once, over all queues and groups of a shard. Keys need no settings: an unknown one has one place.
+-- Changes how many tasks with a concurrency key may be in flight at once, over all queues and groups of a shard. Keys need no settings: an unknown key has one
+-- place.
 -- Returns the settings in force.
 -- Raises QF006 key, QF007 a number out of range, QF014 an unknown setting.
--- It rings at the key: whoever pops next a queue that has tasks with keys lets in what a higher cap allows. Locks: settings; groups, one row.
+-- It rings for the key: the next pop of a queue that has tasks with keys grants the places that a higher cap adds. Locks: settings; groups, one row.
 create function fairq.configure_key(p_concurrency_key text, p_settings jsonb default '{}') returns fairq.groups
 language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = 'off' as $$
 declare

@@ -1,6 +1,6 @@
 -- Declares what holds for the tasks of a kind in a queue, however they are created: columns of fairq.kinds, see _check_settings. A task may ask for fewer
--- attempts, not for more. Tasks that are there keep what they have. A kind that belongs to an app, its owner, is not changed by another one, nor by an app
--- without a name, whose owner is ''.
+-- attempts, not for more. Existing tasks keep what they have. Only the app that owns a kind changes it: no other app does, nor one without a name, whose
+-- owner is ''.
 -- Returns what is declared. Raises QF003 unknown queue, QF006 bad kind, QF007 bad number, QF009 bad timeout, QF014 an unknown setting, or a kind of another
 -- owner. Locks: settings; kinds, one row.
 create function fairq.configure_kind(p_queue text, p_kind text, p_settings jsonb default '{}') returns fairq.kinds
@@ -18,7 +18,8 @@ begin
   if v_kind.owner <> v_changes ->> 'owner' then
     if jsonb_populate_record(v_kind, v_changes - 'owner') is distinct from v_kind then
       raise exception 'kind "%" of queue "%" belongs to "%"', p_kind, p_queue, v_kind.owner
-        using errcode = 'QF014', hint = format('Declare the same, or give yours another name; or free it: select fairq.configure_kind(%L, %L, ''{"owner": null}'');', p_queue, p_kind);
+        using errcode = 'QF014',
+          hint = format('Declare the same, or give yours another name; or free it: select fairq.configure_kind(%L, %L, ''{"owner": null}'');', p_queue, p_kind);
     end if;
     return v_kind;
   end if;
@@ -30,4 +31,5 @@ begin
   return v_kind;
 end;
 $$;
-comment on function fairq.configure_kind is 'Declares attempts, priority, cost and timeout of the tasks of a kind; an absent one stays, a null takes one away.';
+comment on function fairq.configure_kind is
+  'Declares attempts, priority, cost and timeout of the tasks of a kind. An absent setting stays as it is; null removes one.';

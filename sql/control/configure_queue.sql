@@ -1,8 +1,9 @@
--- Creates a queue, or changes its settings, which are columns of fairq.queues: an absent one stays as it is, a null takes one away, so that the default holds.
--- group_* and weight are the defaults of its groups, user_* those of their users; max_running, rate_* and breaker_* limit the queue as a whole. Takes effect with the next promotion and pop.
+-- Creates a queue, or changes its settings, which are columns of fairq.queues. An absent setting stays as it is; a null removes one, and the default holds.
+-- group_* and weight are the defaults of its groups, user_* those of their users; max_running, rate_* and breaker_* limit the queue as a whole. Takes effect
+-- with the next promotion and pop.
 -- Returns the settings in force.
--- Raises QF005 not READ COMMITTED, QF006 bad name, QF007 bad number, QF009 bad interval, QF014 an unknown setting, or a budget where tasks are only counted.
--- Locks: settings; queues, one row; where limits change, the meter of the queue, waits for it, and the domains of the queue, if nobody promotes.
+-- Raises QF005 not READ COMMITTED, QF006 bad name, QF007 bad number, QF009 bad interval, QF014 an unknown setting, or a budget where groups share by count.
+-- Locks: settings; queues, one row; where limits change, the meter of the queue, for which it waits, and the domains of the queue, if nobody promotes.
 create function fairq.configure_queue(p_queue text, p_settings jsonb default '{}') returns fairq.queues
 language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = 'off' as $$
 declare
@@ -21,7 +22,7 @@ begin
   on conflict do nothing;
   v_is_new := found;
   perform fairq._open_domain(s.shard_no, p_queue) from fairq._shards(null) s(shard_no);
-  -- Nobody else changes settings now, so the row need not be locked while domains are waited for: a queue can be paused all the time.
+  -- The lock of fairq.settings keeps other settings calls out. So this row stays unlocked while this waits for domains, and the queue can be paused meanwhile.
   select q.* into v_queue from fairq.queues q where q.queue = p_queue;
   v_changes := fairq._check_settings(format('queue "%s"', p_queue), 'fairq.queues', to_jsonb(v_queue), p_settings);
   if v_changes ?| array['fairness', 'group_budget'] then
@@ -36,7 +37,7 @@ begin
   into v_groups_change, v_meter_changes
   from jsonb_object_keys(v_changes) c(name);
 
-  -- The meter first hears all there is to hear under the old settings.
+  -- The meter first hears all news under the old settings.
   if v_meter_changes then perform fairq._hold_meter('queue ' || p_queue); end if;
   if v_changes <> '{}' then
     execute 'update fairq.queues q set ' || fairq._assignments(v_changes) || ' where q.queue = $2'
@@ -45,7 +46,7 @@ begin
   select q.* into v_queue from fairq.queues q where q.queue = p_queue;
 
   if v_groups_change and not v_is_new then
-    -- All groups, and users, look their settings up again: the promotion that hears of it knows which there are.
+    -- All groups and users look their settings up again: the promotion that hears this ring knows which there are.
     insert into fairq.rings (shard_no, queue, group_key, configured) select s.shard_no, p_queue, '', true from fairq._shards(null) s(shard_no);
     perform fairq._promote(s.shard_no, p_queue, 1, false) from fairq._shards(null) s(shard_no);
   end if;
@@ -55,4 +56,4 @@ begin
   return v_queue;
 end;
 $$;
-comment on function fairq.configure_queue is 'Creates a queue, or changes its settings; an absent one stays, a null takes one away.';
+comment on function fairq.configure_queue is 'Creates a queue, or changes its settings. An absent setting stays as it is; null removes one.';

@@ -1,5 +1,5 @@
--- Changes settings of one user of a group, as configure_group does those of the group. Users need none: unknown ones have those that begin with user_, of
--- their group or its queue. Weights and limits count inside the group, beside the group's own.
+-- Changes settings of one user of a group, as configure_group does for the group. Users need none: an unknown user has the settings user_* of the group, else
+-- of the queue. Weights and limits count inside the group, beside the group's own.
 -- Returns the settings in force.
 -- Raises QF001 group key, QF003 unknown queue, QF006 user key, QF005 not READ COMMITTED, QF007 a number out of range, QF009 a time, QF014 an unknown setting.
 -- Locks: settings; groups, one row; then the domain, if nobody promotes. Waits for no pop.
@@ -10,7 +10,7 @@ declare
   v_shard_no integer;
 begin
   perform from fairq.settings s for update;
-  -- Null names nobody here.
+  -- To _group_shard null means no user. Here it is an error, like an empty name.
   v_shard_no := fairq._group_shard(p_queue, p_group_key, coalesce(p_user_key, ''));
   v_user := fairq._set_limits(v_shard_no, p_queue, p_group_key, format('user "%s" of group "%s"', p_user_key, p_group_key), p_settings,
     '{weight, max_running, rate_limit, rate_period, rate_burst, breaker_threshold, breaker_cooldown}', p_user_key);

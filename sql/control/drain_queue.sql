@@ -1,5 +1,5 @@
--- Lets a queue run empty: new tasks are refused (QF016) until it is resumed, what is there is served to the end, retries and schedules included. Costs the
--- same however much that is. Whether it is empty fairq.queue_stats tells. A transaction that created tasks before this one committed is let through.
+-- Lets a queue run empty: it refuses new tasks (QF016) until it is resumed; tasks that exist are served to the end, retries and schedules included. Costs the
+-- same however many there are. fairq.queue_stats tells whether it is empty. A transaction that created tasks before this one commits is let through.
 -- Raises QF003 unknown queue. Locks: queues, one row.
 create function fairq.drain_queue(p_queue text) returns void
 language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = 'off' as $$

@@ -1,5 +1,5 @@
--- Nothing of a group starts before p_until; null: from now on it may. What is ready goes back in line; running tasks go on, and one of them may say the same with
--- its end (p_holds of finish_tasks). Of several holds the one that ends last counts.
+-- Holds a group: none of its tasks starts before p_until; null ends a hold. Ready tasks go back in line, running tasks go on. A worker holds a group with the
+-- end of a task (p_holds of finish_tasks). Of several holds the one that ends last counts.
 -- Raises QF001 group key, QF003 unknown queue, QF005 not READ COMMITTED, QF009 a time that is past, or more than 366 days away.
 -- Locks: the domain, if nobody promotes; to end a hold, waits for it.
 create function fairq.hold_group(p_queue text, p_group_key text, p_until timestamptz) returns void
@@ -9,7 +9,7 @@ declare
 begin
   perform fairq._check_until(format('group "%s"', p_group_key), p_until);
   if p_until is null then
-    -- The lane first hears all there is to hear; from here on nobody else writes it.
+    -- The lane first hears all its news; from here on no other session writes it.
     v_shard_no := fairq._lock_group(p_queue, p_group_key);
     perform fairq._promote(v_shard_no, p_queue, 1, true);
     perform fairq._end_hold(v_shard_no, p_queue, p_group_key);
@@ -20,7 +20,7 @@ end;
 $$;
 comment on function fairq.hold_group is 'Starts nothing of a group before a time; null ends a hold.';
 
--- Raises QF009.
+-- Raises QF009 when a time is past, infinite, or more than 366 days away.
 create function fairq._check_until(p_of text, p_until timestamptz) returns void
 language plpgsql set search_path = pg_catalog, pg_temp as $$
 begin
@@ -31,7 +31,7 @@ begin
 end;
 $$;
 
--- The next version of a lane, or of a counter, without its hold.
+-- Writes the next version of a lane, or of a counter, without its hold.
 -- Locks: lanes, one row replaced; the caller holds the domain.
 create function fairq._end_hold(p_shard_no integer, p_queue text, p_group_key text) returns void
 language plpgsql set search_path = pg_catalog, pg_temp as $$

@@ -1,4 +1,4 @@
--- Nothing with a concurrency key starts before p_until; null: from now on it may. Otherwise as hold_group.
+-- Holds a concurrency key: no task with it starts before p_until; null ends a hold. Otherwise as hold_group.
 -- Raises QF006 key, QF005 not READ COMMITTED, QF009 a time that is past, or more than 366 days away.
 -- Locks: settings, shared; #keys, if nobody holds it; to end a hold, waits for it.
 create function fairq.hold_key(p_concurrency_key text, p_until timestamptz) returns void
@@ -8,7 +8,7 @@ declare
 begin
   perform fairq._check_name('the concurrency key', p_concurrency_key, 500, 'QF006', 'Name the resource that tasks share');
   perform fairq._check_until(format('concurrency key "%s"', p_concurrency_key), p_until);
-  -- Their number does not change meanwhile: a hold that ended in some of them only would go on in the others.
+  -- The number of shards must not change meanwhile: a hold that ended only in some shards would go on in the others.
   perform from fairq.settings s for share;
   for v_shard_no in select s.shard_no from fairq._shards(null) s(shard_no) loop
     if fairq._lock_domain(v_shard_no, '#keys', p_until is null) and p_until is null then

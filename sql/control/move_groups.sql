@@ -1,18 +1,21 @@
--- More shards, or fewer, while the queues run. configure_cluster lists the groups that are no longer in the shard of their key (fairq.moving). Each call of
--- move_groups moves one of them in one transaction: its tasks, lanes, settings and schedules. In between, and after a crash, all stands as the last call left it.
+-- Changes the number of shards while the queues run. configure_cluster lists the groups that are no longer in the shard of their key (fairq.moving). Each call
+-- of move_groups moves one of them in one transaction: its tasks, lanes, settings and schedules. Between calls, and after a crash, all is as the last call
+-- left it.
 --
--- A group is where fairq.moving says, else in the shard of its key. Promotion hears a group in its home only. A transaction that looked before the group moved,
--- and commits afterwards, leaves tasks in another shard: whoever hears of them there sends them home (_send_home). So nobody who creates tasks waits.
+-- The home of a group is what fairq.moving says, else the shard of its key. Promotion serves a group only in its home. A transaction that looked it up before
+-- the group moved, and commits afterwards, leaves tasks in another shard: the promotion that hears of them there sends them home (_send_home). So creating
+-- tasks never waits.
 --
--- What is in flight does not move. A group that has something in flight stops, as if it were paused, until that has ended: eight at a time, beside those that
--- have taken longer than ten seconds.
+-- Tasks in flight do not move. A group that has any stops, as if it were paused, until they have ended: eight groups at a time, not counting those that have
+-- taken longer than ten seconds.
 --
--- While anything moves, idempotency keys are taken at both places of their group, the old one first. So a transaction that knows only one of them, because it is
--- older than the move or younger than its end, waits for those that know both. The move ends only when no transaction is left that began before.
+-- During a move, idempotency keys are taken in both shards of their group, the old one first. So a transaction that knows only one of them, because it is older
+-- than the move or younger than its end, waits for those that know both. The move ends only when no transaction is left that began before its last step.
 
 -- Moves the next group, and at last what belongs to none. Call it until it says done.
--- Returns {"state": "moving" | "ending" | "waiting" | "done", "from", "to": shards, "groups": how many the move is of, "left": of these, "leaving": those that wait for
--- what is in flight, "transactions": how many it waits for, "moved": what this call did}. waiting: nothing can be done now, call again in a moment.
+-- Returns {"state": "moving" | "ending" | "waiting" | "done", "from", "to": numbers of shards, "groups": all that have to move, "left": those that have not yet,
+-- "leaving": those that wait for tasks in flight, "transactions": how many it waits for, "moved": what this call moved}. waiting: nothing can be done now,
+-- call again in a moment.
 -- Raises QF005 not READ COMMITTED.
 -- Locks: settings; the group's settings and schedules; the domains of both shards, of all queues; waits for each 200 ms at most.
 -- Cost: two promotions per queue in which the group has anything; its tasks, each written once.
@@ -36,12 +39,16 @@ begin
   end if;
   perform fairq._greet_workers(v_settings);
 
-  -- Those that leave are looked at every 20 ms; no other one is made to leave while eight do.
+  -- Groups that are leaving are tried every 20 ms. No further group begins to leave while eight are.
   select m.* into v_group
   from fairq.moving m
   cross join (select count(*) >= 8 as is_full from fairq.moving l where l.leaving_at > v_now - interval '10 seconds') f
-  order by case when m.tried_at <= v_now - interval '20 milliseconds' then 1 when m.tried_at is null and not f.is_full then 2 when m.tried_at is not null then 3 else 4 end,
-    m.tried_at, m.group_key
+  order by case
+      when m.tried_at <= v_now - interval '20 milliseconds' then 1
+      when m.tried_at is null and not f.is_full then 2
+      when m.tried_at is not null then 3
+      else 4
+    end, m.tried_at, m.group_key
   limit 1;
   if found then
     v_moved := fairq._try_group(v_group.group_key, v_group.shard_no, fairq._shard_of(v_group.group_key, v_settings.shard_count))::integer;
@@ -50,7 +57,7 @@ begin
       update fairq.moving m set tried_at = v_now, leaving_at = coalesce(m.leaving_at, v_now) where m.group_key = v_group.group_key;
     end if;
   else
-    -- Whatever is found once those transactions have ended is all there is.
+    -- Once those transactions have ended, nothing new can turn up at an old place.
     v_is_last := v_settings.moving_after is not null and not exists (select from fairq._older_transactions(v_settings.moving_after));
     v_rest := fairq._try_rest(v_settings, v_is_last);
     v_moved := v_rest.o_moved;
@@ -71,7 +78,7 @@ end;
 $$;
 comment on function fairq.move_groups is 'Moves the next group to the shard of its key, after the number of shards has changed. Call it until it says done.';
 
--- Where a group is.
+-- The home of a group.
 create function fairq._home(p_group_key text) returns integer
 language plpgsql stable set search_path = pg_catalog, pg_temp as $$
 begin
@@ -83,7 +90,7 @@ begin
 end;
 $$;
 
--- Where a task may be when the caller commits: where it is, and while groups move, where its group goes. Inlined.
+-- The shards where a task may be when the caller commits: its present one, and, while groups move, the new one of its group. Inlined.
 create function fairq._whereabouts(p_shard_no integer, p_group_key text) returns setof integer
 language sql stable rows 1 as $$
   select p_shard_no
@@ -91,7 +98,7 @@ language sql stable rows 1 as $$
   select fairq._shard_of(p_group_key, s.shard_count) from fairq.settings s where s.moving_from is not null
 $$;
 
--- Where the idempotency keys of a group are taken, in this order.
+-- The shards in which the idempotency keys of a group are taken, in this order.
 create function fairq._key_homes(p_group_key text) returns integer[]
 language plpgsql stable set search_path = pg_catalog, pg_temp as $$
 begin
@@ -106,9 +113,9 @@ begin
 end;
 $$;
 
--- Begins a move. It holds the domains while it lists the groups that a promotion knows, or that have settings or schedules: what none has heard of yet is sent
--- home when it is heard.
--- Locks: the domains of the shards there are; the caller holds settings. Cost: all lanes, held and scheduled tasks.
+-- Begins a move. It locks the domains while it lists the groups that promotion knows, or that have settings or schedules. Tasks of other groups are sent home
+-- when promotion hears of them.
+-- Locks: the domains of the existing shards; the caller holds settings. Cost: all lanes, held and scheduled tasks.
 create function fairq._begin_move(p_from integer, p_to integer) returns void
 language plpgsql set search_path = pg_catalog, pg_temp as $$
 begin
@@ -116,11 +123,11 @@ begin
   while not fairq._hold_domains() loop
     perform pg_sleep(0.5);
   end loop;
-  -- By the key alone: what the last move may have left elsewhere, such as an idle lane, does not say where the group is.
+  -- By the key alone: what the last move left elsewhere, such as an idle lane, does not say where the group is.
   insert into fairq.moving (group_key, shard_no)
   select k.group_key, fairq._shard_of(k.group_key, p_from)
   from (
-    -- A user may have used more than his group, which then has no lane any more; nor has one whose tasks all wait for keys.
+    -- A user's lane may outlive the lane of the group. A group whose tasks all wait for keys may have none, either.
     select l.group_key from fairq.lanes l where l.queue not like '#%' or l.queue like '#users %'
     union
     select k.group_key from fairq.parked k
@@ -134,7 +141,7 @@ begin
     select c.group_key from fairq.schedules c
   ) k
   where fairq._shard_of(k.group_key, p_from) <> fairq._shard_of(k.group_key, p_to);
-  -- Of shards that were there before: workers who were known in them, and keys that somebody took while they went.
+  -- Left over from earlier shards with these numbers: their workers, and idempotency keys that were taken while those shards went.
   delete from fairq.workers w where w.shard_no >= p_from;
   delete from fairq.heartbeats h where h.shard_no >= p_from;
   delete from fairq.idempotency_keys k where k.shard_no >= p_from;
@@ -145,7 +152,7 @@ begin
 end;
 $$;
 
--- Takes all domains, or none: one that promoted and stays open must not keep every other queue waiting.
+-- Locks all domains, or none: a transaction that promoted and stays open must not keep every other queue waiting.
 create function fairq._hold_domains() returns boolean
 language plpgsql set search_path = pg_catalog, pg_temp set lock_timeout = '200ms' as $$
 begin
@@ -159,7 +166,7 @@ exception when lock_not_available or deadlock_detected then
 end;
 $$;
 
--- Makes what a shard needs: domains, its row for upkeep, the settings of keys and until when they are held, which is so in every shard.
+-- Makes what new shards need: domains, a row for upkeep, and the settings and holds of keys, which every shard has.
 -- Locks: none; the caller holds #keys of shard 0.
 create function fairq._open_shards(p_from integer, p_to integer) returns void
 language plpgsql set search_path = pg_catalog, pg_temp as $$
@@ -179,7 +186,7 @@ begin
 end;
 $$;
 
--- Holds of keys are so in every shard.
+-- Copies the holds of keys from shard 0 to new shards.
 -- Locks: none; the caller holds #keys of shard 0.
 create function fairq._hold_keys(p_from integer, p_to integer) returns void
 language plpgsql set search_path = pg_catalog, pg_temp as $$
@@ -193,7 +200,7 @@ begin
 end;
 $$;
 
--- Workers are known in every shard. One that registered while the move began is not.
+-- Makes the workers known in new shards, also one that registered while the move began.
 create function fairq._greet_workers(p_settings fairq.settings) returns void
 language plpgsql set search_path = pg_catalog, pg_temp as $$
 begin
@@ -214,8 +221,8 @@ begin
 end;
 $$;
 
--- Moves a group, unless something of it is in flight, or locked. Then it stays as it is, and begins to leave: nothing of it starts any more.
--- Waits for each of these locks for 200 ms, then undoes what it did.
+-- Moves a group. When it has tasks in flight, the group stays, and begins to leave: none of its tasks starts any more. Returns whether the group has moved.
+-- Waits at most 200 ms for each lock, then undoes all it did.
 create function fairq._try_group(p_group_key text, p_from integer, p_to integer) returns boolean
 language plpgsql set search_path = pg_catalog, pg_temp set lock_timeout = '200ms' as $$
 begin
@@ -225,7 +232,7 @@ exception when lock_not_available or deadlock_detected then
 end;
 $$;
 
--- Locks: the group's settings and schedules; the domains of both shards.
+-- See _try_group. Locks: the group's settings and schedules; the domains of both shards.
 create function fairq._move_group(p_group_key text, p_from integer, p_to integer) returns boolean
 language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
@@ -250,7 +257,7 @@ begin
   foreach v_queue in array v_queues loop
     perform fairq._stop_group(p_from, v_queue, p_group_key, v_now);
   end loop;
-  -- From here on nobody else promotes it.
+  -- The domains are locked: no other session promotes it from here on.
   if not fairq._queues_of_group(p_from, p_group_key) <@ v_queues
     or exists (
       select from fairq.held h join fairq.tasks t on t.shard_no = p_from and t.id = h.id
@@ -270,12 +277,12 @@ begin
     return false;
   end if;
 
-  -- What strays there comes back before it is at home there: the lanes that go there know nothing of it.
+  -- Tasks that have strayed to the new shard are first sent here: the lanes that move there know nothing of them.
   foreach v_queue in array v_queues loop
     perform fairq._promote(p_to, v_queue, 1, true, null, 0, (select s.o_floor from fairq._standings(v_queue) s));
   end loop;
   delete from fairq.moving m where m.group_key = p_group_key;
-  -- Of an earlier time nothing stands there: the group has been here.
+  -- Settings of the group in the new shard are from an earlier time: it was here since.
   delete from fairq.groups g where g.shard_no = p_to and g.group_key = p_group_key and g.queue not like '#%';
   update fairq.groups g
   set shard_no = p_to, leaving_at = null
@@ -285,7 +292,7 @@ begin
     and jsonb_strip_nulls(to_jsonb(g)) - array['shard_no', 'queue', 'group_key', 'user_key'] = '{}';
   update fairq.schedules c set shard_no = p_to where c.shard_no = p_from and c.group_key = p_group_key;
   foreach v_queue in array v_queues loop
-    -- What waits for a key, or a slot, meets it anew.
+    -- Tasks that wait for a key, or a slot, meet it again in the new shard.
     with gone as (
       delete from fairq.parked k where k.shard_no = p_from and k.queue = v_queue and k.group_key = p_group_key returning k
     )
@@ -318,7 +325,7 @@ begin
 end;
 $$;
 
--- What a group has ready goes back in line, and what was given a key. Its rings are heard, several passes if many are before them.
+-- Puts the ready tasks of a group, and those granted a key, back in line. Hears its rings, in several passes if many come before them.
 -- Locks: ready and parked, "skip locked"; the caller holds the domain and #keys.
 create function fairq._stop_group(p_shard_no integer, p_queue text, p_group_key text, p_now timestamptz) returns void
 language plpgsql set search_path = pg_catalog, pg_temp as $$
@@ -336,8 +343,8 @@ begin
 end;
 $$;
 
--- The lanes of a group and its users stand in the other shard as they stood in this one: with what their limits have used, what their tasks use, and their
--- distance to the clock. Their waiting tasks ring there, and they get new numbers.
+-- Moves the lanes of a group and its users to the other shard. They keep what is used of their limits, their estimates, and their distance to the clock. They
+-- get new lane numbers there, and the rings of their waiting tasks give them new cursors.
 -- Locks: lanes; the caller holds both domains, and nothing of the group is ready or held.
 create function fairq._move_lanes(p_from integer, p_to integer, p_queue text, p_group_key text) returns void
 language plpgsql set search_path = pg_catalog, pg_temp as $$
@@ -360,7 +367,7 @@ begin
     v_there.lane_count := v_there.lane_count + 1;
     v_lane.shard_no := p_to;
     v_lane.lane_no := v_there.lane_count;
-    -- One from before a rebuild stays one: of it only its limits count.
+    -- A lane from before a rebuild stays one: only its limits count.
     v_lane.version := v_there.first_version - (v_lane.version < v_here.first_version)::integer;
     if v_lane.queue = p_queue then
       v_last := v_lane.finish;
@@ -386,7 +393,7 @@ begin
 end;
 $$;
 
--- Tasks of groups that are at home elsewhere (p_homes: their shards) go there, as if they had just been created: they ring. So do wishes to cancel them.
+-- Sends tasks to the home shards of their groups (p_homes), with rings, as if they had just been created; so also the wishes to cancel them.
 -- By ctid and no other way, see _leave.
 -- Locks: bodies in line, which the caller's domain protects. Cost: the tasks, each written once.
 create function fairq._send_tasks(p_shard_no integer, p_queue text, p_homes jsonb, p_tasks tid[]) returns void
@@ -411,7 +418,7 @@ begin
 end;
 $$;
 
--- What is kept of tasks beside their bodies follows them: wishes to cancel them, who watches them, how far they had come.
+-- Sends what is kept beside the bodies of tasks after them: wishes to cancel, watches, progress.
 create function fairq._send_notes(p_shard_no integer, p_ids bigint[], p_shard_nos integer[]) returns void
 language plpgsql set search_path = pg_catalog, pg_temp set enable_indexscan = on as $$
 begin
@@ -443,9 +450,9 @@ begin
 end;
 $$;
 
--- Passes on what promotion hears of groups that are at home in another shard, with their tasks, and wishes to cancel a task that has gone there. Leaves the
--- caller the rest. Of tasks five thousand, in the order of their lines: for those behind it rings here again, and the next pass goes on with them.
--- Strays that are held all the same stay: their holders look for them here.
+-- Sends news of groups whose home is another shard there, together with their tasks; and wishes to cancel a task that has gone elsewhere. Leaves the rest to
+-- the caller. At most five thousand tasks, in the order of their lines: for later ones it rings here again, and the next pass goes on with them.
+-- Stray tasks that are held stay: their holders look for them here.
 -- Locks: bodies in line; the caller holds the domain. In the other shards it only inserts.
 -- Cost: where nothing strays, a hash per group that rang.
 create function fairq._send_home(
@@ -548,7 +555,8 @@ begin
 end;
 $$;
 
--- Pauses that were written where the group no longer is hold where it is.
+-- Sends settings of groups, such as a pause, that were written in a shard after the group had left it. Where the group has a row at home, only a pause is
+-- added to it.
 create function fairq._send_settings(p_shard_no integer, p_homes jsonb) returns void
 language plpgsql set search_path = pg_catalog, pg_temp as $$
 begin
@@ -565,8 +573,8 @@ begin
 end;
 $$;
 
--- Transactions of this database that run now; or which of those are not over. A prepared one has no number of its own here: while there is one that has
--- used fairq, nobody knows how old it is.
+-- Transactions that run now in this database; or, of p_known, those that still do. A prepared transaction has no number of its own here: while there is one
+-- that has used fairq, it counts as old.
 create function fairq._older_transactions(p_known text[]) returns setof text
 language sql stable set search_path = pg_catalog, pg_temp as $$
   select l.virtualtransaction
@@ -582,8 +590,8 @@ language sql stable set search_path = pg_catalog, pg_temp as $$
   where l.pid is null and l.relation = 'fairq.settings'::regclass and p_known is not null
 $$;
 
--- Moves some of what is left when all groups have moved, and ends the move where there is nothing more. Waits for each lock for 200 ms, then undoes what it did:
--- upkeep, which holds its notes, may be waiting for a domain. Then o_moved is null.
+-- Moves some of what is left when all groups have moved, and ends the move when nothing is. Waits at most 200 ms for each lock, then undoes all it did, and
+-- o_moved is null: upkeep, which holds the lock of its rows, may be waiting for a domain.
 create function fairq._try_rest(p_settings fairq.settings, p_is_last boolean, out o_moved integer, out o_done boolean)
 language plpgsql set search_path = pg_catalog, pg_temp set lock_timeout = '200ms' as $$
 begin
@@ -595,10 +603,10 @@ exception when lock_not_available or deadlock_detected then
 end;
 $$;
 
--- Moves what belongs to no group, or came to its old place after the group had gone: a thousand scheduled tasks, schedules and settings; once no older
--- transaction is left (p_is_last) idempotency keys, too, and the history of shards that are to go, as far as the ledger has counted it everywhere.
+-- Moves what belongs to no group, or came to its old place after the group had gone: scheduled tasks, schedules and settings, a thousand of each. Once no older
+-- transaction is left (p_is_last), also idempotency keys, and the history of shards that go, as far as the ledger has counted it everywhere.
 -- Returns how many rows it moved.
--- Locks: these rows, "skip locked"; and the domains of shards that are to go, where something is to be heard.
+-- Locks: these rows, "skip locked"; and the domains of old shards that have news.
 create function fairq._move_rest(p_settings fairq.settings, p_is_last boolean) returns integer
 language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
@@ -625,7 +633,7 @@ begin
   v_moved := v_gone.tasks;
   perform fairq._send_notes(w.shard_no, v_gone.ids, v_gone.shard_nos) from (select distinct u.shard_no from unnest(v_gone.were_in) u(shard_no)) w;
 
-  -- A name that stands at the new place, too, was said again after the group had gone.
+  -- A schedule that is in the new shard, too, was configured again after the group had gone: that one counts.
   with stray as materialized (
     select c.shard_no, c.name, c.group_key from fairq.schedules c where c.shard_no <> fairq._shard_of(c.group_key, v_to) limit 1000 for update skip locked
   ),
@@ -651,11 +659,14 @@ begin
     return v_moved;
   end if;
 
-  -- Most of them, taken while groups moved, are at the new place already. Where that names another task, the old place is right: who knew only that one took
-  -- it last. What is at neither is left from another move. Their age begins anew: of a task that has ended the history is still in the other shard, and the
-  -- sweep of this one does not see it.
+  -- Most keys were taken during the move, and are in the new shard already. Where the new shard names another task, the old one is right: a transaction that
+  -- knew only the old shard took the key last. Keys in neither are left from another move. Their age begins anew: the history of an ended task may still be in
+  -- the other shard, where the sweep of this one does not see it.
   with stray as materialized (
-    select k.shard_no, k.queue, k.group_key, k.idempotency_key, k as row from fairq.idempotency_keys k where k.shard_no <> fairq._shard_of(k.group_key, v_to) limit 5000 for update skip locked
+    select k.shard_no, k.queue, k.group_key, k.idempotency_key, k as row
+    from fairq.idempotency_keys k
+    where k.shard_no <> fairq._shard_of(k.group_key, v_to)
+    limit 5000 for update skip locked
   ),
   gone as (
     delete from fairq.idempotency_keys k
@@ -672,9 +683,9 @@ begin
     where k.task_id <> excluded.task_id
     returning k.task_id
   )
-  -- Those that come all the while, at both places, keep no move from ending.
+  -- Keys that keep being taken, in both shards, do not keep the move from ending.
   select (case when count(*) = 5000 then 5000 else (select count(*) from back) end)::integer into v_moved from stray s;
-  -- What nobody has heard of yet goes home.
+  -- Rings that no promotion has heard yet go home.
   for v_gone in
     select d.shard_no, d.queue
     from fairq.domains d
@@ -696,7 +707,7 @@ begin
   from (select m.shard_no from fairq.maintenance m order by m.shard_no for update skip locked) m
   where fairq._ledger_until(0) is not null;
   v_counted := coalesce((select min(fairq._ledger_until(s.shard_no)) from fairq._shards(null) s(shard_no)), 'infinity');
-  -- By ctid, which another day may have as well: what is met there is to move, too.
+  -- By ctid. A row in the partition of another day may have the same ctid: the conditions below hold for it, too, so it may move as well.
   with gone as (
     update fairq.finished_tasks f
     set shard_no = fairq._shard_of(f.group_key, v_to)
@@ -716,21 +727,21 @@ begin
 end;
 $$;
 
--- Ends a move: shards that are to go are empty. Their ledger and totals are added to those of shard 0.
--- Returns false when there is still something, or somebody is at it.
+-- Ends a move, once the shards that go are empty. Adds their ledger and totals to those of shard 0.
+-- Returns false when something is left, or another session is at work there.
 create function fairq._end_move(p_settings fairq.settings) returns boolean
 language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
   v_to integer := p_settings.shard_count;
   v_table text;
 begin
-  -- Who registered, or held a key, at the last moment knew only the shards of before.
+  -- A worker that registered, or a hold of a key, at the last moment knew only the old shards.
   perform fairq._greet_workers(p_settings);
   if not fairq._lock_domain(0, '#keys', false) then
     return false;
   end if;
   perform fairq._hold_keys(p_settings.moving_from, v_to);
-  -- One that somebody is just taking from its task, and may not.
+  -- A key that another transaction is just taking over from its task, and may yet give back.
   if exists (
     select
     from fairq.idempotency_keys k
@@ -745,7 +756,8 @@ begin
     return false;
   end if;
   if p_settings.moving_from > v_to then
-    if (select count(*) from fairq.domains d where d.shard_no >= v_to) <> (select count(*) from (select from fairq.domains d where d.shard_no >= v_to for update skip locked) d)
+    if (select count(*) from fairq.domains d where d.shard_no >= v_to)
+        <> (select count(*) from (select from fairq.domains d where d.shard_no >= v_to for update skip locked) d)
       or exists (select from fairq.domains d cross join lateral fairq._tick(d.shard_no, d.queue) k where d.shard_no >= v_to and fairq._has_news(k))
       or exists (select from fairq.tasks t where t.shard_no >= v_to)
       or exists (select from fairq.held h where h.shard_no >= v_to)
@@ -755,22 +767,23 @@ begin
       return false;
     end if;
     perform fairq._add_ledger(s.shard_no) from generate_series(v_to, p_settings.moving_from - 1) s(shard_no);
-    -- Workers stay: a pop under way may ask for them. So do keys that somebody is taking right now, for whom nobody waits here. The next move deletes them.
-    foreach v_table in array array['domains', 'maintenance', 'ticks', 'lanes', 'rings', 'sweeps', 'upkeep_failures', 'ready', 'parked', 'cancellations', 'watches',
-      'progress', 'limit_changes', 'ledger', 'ledger_queues', 'ledger_marks', 'totals', 'groups']
+    -- Workers stay: a pop under way may look them up. So do idempotency keys that are being taken right now, for this does not wait for them. The next move
+    -- deletes both.
+    foreach v_table in array array['domains', 'maintenance', 'ticks', 'lanes', 'rings', 'sweeps', 'upkeep_failures', 'ready', 'parked', 'cancellations',
+      'watches', 'progress', 'limit_changes', 'ledger', 'ledger_queues', 'ledger_marks', 'totals', 'groups']
     loop
       execute format('delete from fairq.%I n where n.shard_no >= $1', v_table) using v_to;
     end loop;
     update fairq.queues q set spread = false where v_to = 1 and q.spread;
   end if;
-  -- Deadlines may have passed while their tasks moved: upkeep looks at all of them once more.
+  -- Deadlines may have passed while tasks moved: upkeep looks at all of them once more.
   delete from fairq.sweeps w where w.shard_no < v_to and w.what = 'expiry';
   update fairq.settings s set moving_from = null, moving_groups = null, moving_after = null;
   return true;
 end;
 $$;
 
--- The ledger of a shard that goes is part of that of shard 0.
+-- Adds the ledger of a shard that goes to that of shard 0.
 create function fairq._add_ledger(p_shard_no integer) returns void
 language plpgsql set search_path = pg_catalog, pg_temp as $$
 begin
@@ -785,8 +798,9 @@ begin
   insert into fairq.ledger_queues as o
   select (jsonb_populate_record(l, '{"shard_no": 0}')).* from fairq.ledger_queues l where l.shard_no = p_shard_no
   on conflict (shard_no, begins_at, queue) do update
-  set workers = greatest(o.workers, excluded.workers), slots = greatest(o.slots, excluded.slots), waiting_since = least(o.waiting_since, excluded.waiting_since),
-    tasks = o.tasks + excluded.tasks, ended = o.ended + excluded.ended, seconds = o.seconds + excluded.seconds, ran = o.ran + excluded.ran,
+  set workers = greatest(o.workers, excluded.workers), slots = greatest(o.slots, excluded.slots),
+    waiting_since = least(o.waiting_since, excluded.waiting_since), tasks = o.tasks + excluded.tasks, ended = o.ended + excluded.ended,
+    seconds = o.seconds + excluded.seconds, ran = o.ran + excluded.ran,
     judged = o.judged and excluded.judged, waits = fairq._add_histograms(o.waits, excluded.waits),
     newcomers = fairq._add_histograms(o.newcomers, excluded.newcomers);
   insert into fairq.totals as o

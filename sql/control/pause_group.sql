@@ -1,5 +1,5 @@
--- Pauses a group, or, with p_user_key, one of its users: none of its tasks is promoted, those already ready go back in line with the next promotion; running ones go on. Costs the same however
--- much it has waiting.
+-- Pauses a group, or, with p_user_key, one of its users: none of its tasks is promoted. Ready tasks go back in line with the next promotion, running tasks go
+-- on. Costs the same however many tasks wait.
 -- Raises QF001 group key, QF003 unknown queue, QF006 user key. Locks: groups, one row.
 create function fairq.pause_group(p_queue text, p_group_key text, p_user_key text default null) returns void
 language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = 'off' as $$
@@ -15,7 +15,7 @@ end;
 $$;
 comment on function fairq.pause_group is 'Stops serving a group, or one of its users, until it is resumed.';
 
--- "Look at this group", or at this user of it: its settings changed, or nothing of it starts before p_hold_until. Workers that sleep are woken.
+-- Rings "look at this group", or at this user of it: its settings changed, or it is held until p_hold_until. Wakes sleeping workers, unless it begins a hold.
 create function fairq._ring_group(
   p_shard_no integer, p_queue text, p_group_key text, p_user_key text default null, p_hold_until timestamptz default null
 ) returns void

@@ -1,8 +1,8 @@
--- Cancels everything a group, or with p_user_key one of its users, has waiting: in line, ready, scheduled and parked tasks; of these those created up to p_until,
--- so that nothing goes that nobody has seen. Claimed and running ones are left; cancel_task is for those. Ready ones are cancelled by promotion, which gives the
--- group its addresses back: it owes nothing for tasks it did not run.
+-- Cancels all waiting tasks of a group, or, with p_user_key, of one of its users: in line, ready, scheduled and parked. With p_until only those created by
+-- then, so that no task goes that the operator has not seen. Claimed and running tasks stay; cancel_task is for those. Promotion cancels the ready ones, and
+-- gives the group its addresses back: it owes nothing for tasks that did not run.
 -- Returns how many tasks it ended. Raises QF001 group key, QF003 unknown queue, QF006 user key, QF005 not READ COMMITTED.
--- Locks: the domain and #keys, waits for them; the tasks, those being popped left out. Cost: what the group has waiting, and the scheduled tasks of the queue.
+-- Locks: the domain and #keys, and waits for them; the tasks, but for those being popped. Cost: what the group has waiting, and the queue's scheduled tasks.
 create function fairq.purge_group(p_queue text, p_group_key text, p_user_key text default null, p_until timestamptz default null) returns integer
 language plpgsql security definer set search_path = pg_catalog, pg_temp set plan_cache_mode = 'force_generic_plan' set jit = 'off' as $$
 declare
@@ -14,7 +14,7 @@ declare
   v_ended integer;
 begin
   v_shard_no := fairq._lock_group(p_queue, p_group_key);
-  -- Whoever takes tasks from those that wait for a key holds the keys.
+  -- Whoever ends tasks that wait for a key holds #keys.
   perform fairq._lock_counters(v_shard_no, '#keys', true);
   v_ready := array(
     select r.id from fairq.ready r
@@ -28,7 +28,7 @@ begin
     where t.shard_no = v_shard_no and t.queue = p_queue and t.group_key = p_group_key and t.user_key = coalesce(p_user_key, t.user_key)
       and t.created_at <= v_until and t.id <> all(v_ready)
   ), 'cancelled', v_now));
-  -- While groups move, scheduled ones stay where the group was until they are due.
+  -- While groups move, scheduled tasks may still be in the shard where the group was.
   for v_other in
     select s.shard_no from fairq.settings f cross join fairq._shards(null) s(shard_no) where f.moving_from is not null and s.shard_no <> v_shard_no
   loop
@@ -42,7 +42,7 @@ begin
   select v_shard_no, r.id, v_now from unnest(v_ready) r(id);
   insert into fairq.rings (shard_no, queue, group_key, cancelled_id)
   select v_shard_no, p_queue, p_group_key, r.id from unnest(v_ready) r(id);
-  -- One pass hears five thousand rings; others may wait before these. What is still ready then, a later pass will end.
+  -- A pass hears five thousand rings, and others may come before these. A later pass ends what is still ready after ten.
   for v_round in 1 .. 10 loop
     perform fairq._promote(v_shard_no, p_queue, 1, true);
     exit when not exists (

@@ -1,6 +1,6 @@
--- How much of a rate is used: of a group's, its own or the one its queue gives to each; with p_group_key null, of the rate of the whole queue.
--- Returns one row; none where no rate holds. available tasks may go at once; when there are none, the next one may at next_at. At full_at all of the burst is
--- there again; null: it is. Raises QF001 group key, QF003 unknown queue. Cost: the settings of the group and its lane, one index step each.
+-- How much of a rate is used: of a group's rate, its own or the one its queue gives to each group; with p_group_key null, of the rate of the whole queue.
+-- Returns one row; none when there is no rate. available tasks may start at once; when that is 0, the next one may at next_at. At full_at the whole burst is
+-- available again; null: it is now. Raises QF001 group key, QF003 unknown queue. Cost: the settings of the group and its lane, one index step each.
 create function fairq.rate_usage(p_queue text, p_group_key text default null)
 returns table (
   queue text, group_key text, rate_limit integer, rate_period interval, rate_burst integer, used integer, available integer, next_at timestamptz,
@@ -15,10 +15,10 @@ declare
   v_gate fairq.gate;
 begin
   select s.shard_no, s.queue, s.group_key into v_scope from fairq._rate_scope(p_queue, p_group_key) s;
-  -- The settings as they are now, of which the lane may not have heard yet.
+  -- By the present settings, of which the lane may not have heard yet.
   v_policy := fairq._policy_of(v_scope.shard_no, v_scope.queue, v_scope.group_key);
   if v_policy.rate_seconds is null then return; end if;
-  -- What else keeps the group waiting is not asked here.
+  -- Only the rate: other limits of the group do not count here.
   v_gate.rate_at := (fairq._settle(v_policy, (fairq._lane(v_scope.shard_no, v_scope.queue, v_scope.group_key)).gate, 0, 0, false, v_now)).rate_at;
   v_rate.rate_seconds := v_policy.rate_seconds;
   v_rate.rate_burst := v_policy.rate_burst;

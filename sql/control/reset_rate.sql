@@ -1,5 +1,5 @@
--- Forgets what was used of a rate: of a group's, or, with p_group_key null, of the rate of the whole queue. A full burst may go at once. Tasks that run
--- already stay so, and are not charged again. Nothing happens where nothing was used.
+-- Forgets what was used of a rate: of a group's, or, with p_group_key null, of the rate of the whole queue. A full burst may start at once. Running tasks go
+-- on, and are not charged again. Nothing happens when nothing was used.
 -- Raises QF001 group key, QF003 unknown queue, QF005 not READ COMMITTED.
 -- Locks: the domain of the queue, or its meter, and waits for it; lanes, one row replaced.
 create function fairq.reset_rate(p_queue text, p_group_key text default null) returns void
@@ -9,7 +9,7 @@ declare
   v_lane fairq.lanes;
 begin
   select s.shard_no, s.queue, s.group_key into v_scope from fairq._rate_scope(p_queue, p_group_key) s;
-  -- The lane first hears all there is to hear; from here on nobody else writes it.
+  -- The lane first hears all its news; from here on no other session writes it.
   if p_group_key is null then
     perform fairq._hold_meter(v_scope.group_key);
   else
@@ -21,7 +21,7 @@ begin
 
   v_lane.gate.rate_at := null;
   perform fairq._write_lane(v_lane);
-  -- What it has waiting may go: the next promotion looks at it, and workers that sleep until its next task was due are woken.
+  -- Its waiting tasks may start: promotion looks at it, and workers that sleep until its next task would have been due are woken.
   if p_group_key is not null then
     perform fairq._ring_group(v_scope.shard_no, v_scope.queue, v_scope.group_key);
     perform fairq._promote(v_scope.shard_no, v_scope.queue, 1, true);

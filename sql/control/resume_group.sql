@@ -1,4 +1,4 @@
--- Serves a paused group, or user of it, again. It starts at the clock: what it missed is not made up for.
+-- Serves a paused group, or a user of it, again. It starts at the clock: nothing makes up for what it missed.
 -- Raises QF001 group key, QF003 unknown queue, QF006 user key. Locks: groups, one row.
 create function fairq.resume_group(p_queue text, p_group_key text, p_user_key text default null) returns void
 language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = 'off' as $$
@@ -16,4 +16,4 @@ begin
   perform fairq._ring_group(v_shard_no, p_queue, p_group_key, p_user_key);
 end;
 $$;
-comment on function fairq.resume_group is 'Serves a paused group, or user of it, again.';
+comment on function fairq.resume_group is 'Serves a paused group, or one of its users, again.';

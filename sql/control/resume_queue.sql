@@ -1,4 +1,4 @@
--- Serves a paused queue again; one that drains takes new tasks again.
+-- Serves a paused queue again; a draining one takes new tasks again.
 -- Raises QF003 unknown queue. Locks: queues, one row.
 create function fairq.resume_queue(p_queue text) returns void
 language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = 'off' as $$

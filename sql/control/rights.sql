@@ -1,9 +1,9 @@
--- Who calls. Public functions run with the rights of the owner, so current_user does not say it: it is the role that the session has SET, or else its login.
+-- The role that calls. Public functions run with the rights of the owner, so it is not current_user: it is the role that the session has SET, else its login.
 -- Stable, without "set search_path": inlined into the statement that asks.
 create function fairq._caller() returns text
 language sql stable as $$ select coalesce(nullif(current_setting('role'), 'none'), session_user) $$;
 
--- Whether the caller has the rights of a role. A role that is gone has no members but operators, who have the rights of all.
+-- Whether the caller has the rights of a role. Operators (fairq_admin) have the rights of every role, also of one that no longer exists.
 create function fairq._has_role(p_role text, p_caller text default fairq._caller()) returns boolean
 language sql stable set search_path = pg_catalog, pg_temp as $$
   select exists (
@@ -23,7 +23,7 @@ begin
 end;
 $$;
 
--- Whether the caller may ask about tasks of a queue, and cancel them: who enqueues there, and who works there.
+-- Whether the caller may ask about tasks of a queue, and cancel them: whoever may enqueue or work there.
 create function fairq._may_ask(p_queue text) returns boolean
 language plpgsql stable set search_path = pg_catalog, pg_temp as $$
 declare
@@ -34,14 +34,14 @@ begin
 end;
 $$;
 
--- Whether the caller may plan schedules of a queue: who may ask about its tasks, and whoever may work where work is for everybody.
+-- Whether the caller may plan schedules of a queue: whoever may ask about its tasks, and anybody where the queue has no work_role.
 create function fairq._may_plan(p_queue text) returns boolean
 language sql stable set search_path = pg_catalog, pg_temp as $$
   select fairq._may_ask(p_queue) or exists (select from fairq.queues q where q.queue = p_queue and q.work_role is null)
 $$;
 
--- Only the role that registered a worker, or who has its rights, speaks for it: ids of workers are numbers that anybody can guess. One that is gone is for
--- the caller to notice, whose tasks are gone, too.
+-- Only the role that registered a worker, or one with its rights, may call for it: ids of workers are numbers that anybody can guess. An unknown worker passes:
+-- the calling function notices, because such a worker has no tasks.
 -- Raises 42501.
 create function fairq._check_worker(p_shard_no integer, p_worker_id bigint, p_caller text default fairq._caller()) returns void
 language plpgsql stable set search_path = pg_catalog, pg_temp as $$

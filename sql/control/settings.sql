@@ -1,8 +1,8 @@
--- What a configure_* function is to change, with nothing left to be found wrong. p_table is where the settings are columns, p_row the row as it is, p_known
--- the only ones that may be named (null: all of them). A null takes a setting away: the column's default stands for it. This is the one place that knows
--- ranges, for all scopes: no other way leads into these columns.
+-- Checks the settings that a configure_* function is given. Settings are columns of p_table; p_row is the row as it is; p_known are those that may be named
+-- (null: all). A null removes a setting: the column gets its default. This is the one place that knows the ranges, for all scopes: nothing else writes these
+-- columns.
 -- Returns the columns to write. A rate and its period, a breaker and its cooldown come and go together.
--- Raises QF014 an unknown setting, or a value of the wrong kind; QF007 a number, QF009 a time.
+-- Raises QF014 an unknown setting, or a value of the wrong type; QF007 a number, QF009 a time out of range.
 create function fairq._check_settings(p_of text, p_table regclass, p_row jsonb, p_settings jsonb, p_known text[] default null) returns jsonb
 language plpgsql stable set search_path = pg_catalog, pg_temp as $$
 declare
@@ -15,8 +15,8 @@ begin
   p_known := array(
     select a.attname::text from pg_catalog.pg_attribute a
     where a.attrelid = p_table and a.attnum > 0 and not a.attisdropped
-      and a.attname <> all(array['singleton', 'shard_no', 'queue', 'kind', 'group_key', 'user_key', 'metered', 'internal', 'spread', 'test_clock', 'paused_at', 'draining_at', 'leaving_at',
-        'moving_from', 'moving_groups', 'moving_after'])
+      and a.attname <> all(array['singleton', 'shard_no', 'queue', 'kind', 'group_key', 'user_key', 'metered', 'internal', 'spread', 'test_clock',
+        'paused_at', 'draining_at', 'leaving_at', 'moving_from', 'moving_groups', 'moving_after'])
       and (p_known is null or a.attname = any(p_known))
     order by a.attnum
   );
@@ -32,7 +32,7 @@ begin
       -- Times are in seconds.
       values
         ('weight', 0.001, 1000), ('max_running', 0, 2147483647),
-        -- A full burst at the slowest rate has to be paid for before the end of time, or promotion of the whole queue fails.
+        -- The time that a full burst takes at the slowest rate must fit into a timestamp, or promotion of the whole queue fails.
         ('rate_limit', 1, 2147483647), ('rate_period', 0.000001, 366 * 86400), ('rate_burst', 1, 100000),
         ('breaker_threshold', 1, 2147483647), ('breaker_cooldown', 0.000001, 366 * 86400),
         ('short_slots', 1, 1000000), ('short_under', 0.001, 1000000), ('short_idle', 0, 366 * 86400),
@@ -89,7 +89,7 @@ begin
           column = v_setting.name;
     end if;
     if v_setting.type = 'interval' then
-      -- A hundred thousand years less as many in days are no time at all, but no date can take both: kept as days and seconds.
+      -- An interval of a hundred thousand years less as many in days is zero, but no date can take both parts: so it is stored as days and seconds.
       v_value := to_jsonb(justify_hours(make_interval(secs => v_number)));
     end if;
     v_changes := v_changes || jsonb_build_object(v_setting.name, v_value);
@@ -124,7 +124,7 @@ begin
 end;
 $$;
 
--- Raises QF014: a budget, of a queue or of a group of it, where tasks are only counted.
+-- Raises QF014 for a budget of a queue, or of a group of it, where groups share by count.
 create function fairq._check_unit(p_queue fairq.queues, p_budget double precision) returns void
 language plpgsql immutable set search_path = pg_catalog, pg_temp as $$
 begin
@@ -135,7 +135,7 @@ begin
 end;
 $$;
 
--- Raises QF014: the settings are no object, or name one that is not known. The hint names the known one that shares most pairs of letters with it.
+-- Raises QF014 when the settings are not an object, or name an unknown one. The hint names the known setting that shares most pairs of letters with it.
 create function fairq._check_names(p_of text, p_settings jsonb, p_known text[]) returns void
 language plpgsql immutable set search_path = pg_catalog, pg_temp as $$
 declare
@@ -158,12 +158,12 @@ begin
 end;
 $$;
 
--- "weight = ($1).weight, ...": so that a statement that writes settings need not name them.
+-- "weight = ($1).weight, …": so a statement that writes settings need not name them.
 create function fairq._assignments(p_changes jsonb) returns text
 language sql immutable set search_path = pg_catalog, pg_temp
 as $$ select string_agg(format('%1$I = ($1).%1$I', c.name), ', ') from jsonb_object_keys(p_changes) c(name) $$;
 
--- Writes the settings of a group, of one of its users, or of a concurrency key (queue #keys). Its lane is rung and looks its policy up again.
+-- Writes the settings of a group, of one of its users, or of a concurrency key (queue #keys). It rings, so that the lane looks its policy up again.
 -- Returns the settings in force. Raises QF007, QF009, QF014 (see _check_settings). Locks: groups, one row.
 create function fairq._set_limits(
   p_shard_no integer, p_queue text, p_group_key text, p_of text, p_settings jsonb, p_known text[] default null, p_user_key text default null
@@ -189,16 +189,15 @@ begin
 end;
 $$;
 
--- The limits of a whole queue ('queue NAME'), or of the cluster, have changed. A first cap or breaker counts the tasks that are held already; those being
--- popped at this very moment are counted by maintain, when the transactions that run now have ended. The caller holds the meter and has let it hear all
--- there was to hear under the old limits.
+-- Applies changed limits of a whole queue ('queue NAME') or of the cluster. A first cap or breaker counts the tasks that are held already; maintain counts
+-- those being popped at this moment, when the transactions that run now have ended. The caller holds the meter, which has heard all news under the old limits.
 -- Locks: held tasks with "skip locked"; queues whose pops have to ask the meters from now on, or no longer.
 create function fairq._apply_meter(p_scope text) returns void
 language plpgsql set search_path = pg_catalog, pg_temp as $$
 begin
   perform fairq._ring_group(0, '#' || p_scope, p_scope);
   perform fairq._count_held(p_scope);
-  -- From which transaction on everybody knows of it is not known before it commits, see _keep_meter.
+  -- Before this commits, nobody can say from which transaction on all pops know the limits, see _keep_meter.
   delete from fairq.sweeps w where w.shard_no = 0 and w.what = 'count held #' || p_scope;
   perform fairq._set_sweep_floor(0, 'count held #' || p_scope, 0);
   perform fairq._settle_meter(p_scope, fairq._now());
@@ -208,7 +207,7 @@ begin
 end;
 $$;
 
--- Held tasks take a place of a meter, if it counts by its settings as they are, and otherwise none.
+-- Makes held tasks take a place of a meter, if by the present settings it counts; otherwise makes them give theirs back.
 -- Locks: held tasks with "skip locked"; the caller holds the meter. Cost: all held tasks.
 create function fairq._count_held(p_scope text) returns void
 language plpgsql set search_path = pg_catalog, pg_temp as $$
@@ -244,7 +243,7 @@ begin
 end;
 $$;
 
--- A row of settings as an object, lengths of time in seconds: what is answered can be set again. For drivers, which agree on no more than that.
+-- A row of settings as an object, with intervals in seconds, so that the answer can be set again. It is a form that all drivers read alike.
 create function fairq._settings_json(p_row anyelement) returns jsonb
 language sql stable set search_path = pg_catalog, pg_temp as $$
   select jsonb_object_agg(e.key, case when a.atttypid = 'interval'::regtype then to_jsonb(extract(epoch from (e.value #>> '{}')::interval)) else e.value end)

@@ -1,7 +1,7 @@
--- What is known of a task and of its attempts: Django's results are read by it. It shows payloads and headers, so not all who enqueue may ask, but those to
--- whom it is granted.
--- Returns a row of the task, with its last attempt, or the one that runs, and a row of each attempt before, whose kind is null; none for an unknown id and
--- for a task of a queue for other roles. One statement: a task that ends meanwhile is in one of its tables.
+-- What is known of a task and of its attempts; Django's results are read with it. It shows payloads and headers, so not every role that enqueues may call it,
+-- only those to which it is granted.
+-- Returns one row for the task, with its last attempt or the one that runs, and one for each earlier attempt, whose kind is null. No row for an unknown id, or
+-- for a task in a queue of other roles. It is one statement: a task that ends meanwhile is seen in one of the tables.
 -- Cost: per shard one step in tasks_pkey, and one in each day of the history and of the attempts.
 create function fairq.task_history(p_id bigint)
 returns table (kind text, queue text, headers jsonb, payload jsonb, created_at timestamptz, finished_at timestamptz, outcome text, result jsonb, error jsonb,

@@ -1,5 +1,5 @@
--- How a task ended, or whether it is live still: one row, of nulls and false for an unknown id and for a task of a queue for other roles. A task that is moving is never seen in neither state: all is
--- read by the caller's one snapshot.
+-- How a task ended, or whether it is still live. Returns one row; for an unknown id, and for a task in a queue of other roles, it has nulls and false. A task
+-- that ends meanwhile is seen as either live or ended: everything is read in one snapshot, the caller's.
 -- Cost: per shard one step in tasks_pkey, and one in each day of the history.
 create function fairq.task_result(p_id bigint)
 returns table (outcome text, finished_at timestamptz, result jsonb, error jsonb, live boolean)
@@ -13,4 +13,4 @@ language sql stable rows 1 security definer set search_path = pg_catalog, pg_tem
     order by k.finished_at desc limit 1
   ) f on true
 $$;
-comment on function fairq.task_result is 'How a task ended, or whether it is live still.';
+comment on function fairq.task_result is 'How a task ended, or whether it is still live.';
