@@ -1,8 +1,8 @@
--- Ends waiting tasks of a shard whose deadline passed, at most p_limit. Promotion and pop would refuse them too, when their turn comes; this tells their owners
--- in time. Each deadline is looked at once: the sweep starts where the last one ended, not at the dead entries of tasks long finished. A task whose transaction
--- committed after its own deadline is missed here and meets promotion. Held tasks are left to their holders.
+-- Ends waiting tasks of a shard whose deadline has passed, at most p_limit. Promotion and pop would refuse them too, when their turn comes; this tells their
+-- owners in time. Each deadline is looked at once: the sweep starts where the last one ended, not at the dead entries of tasks long finished. It misses a task
+-- whose transaction committed after the task's deadline: promotion ends that one. Held tasks are left to their holders.
 -- Locks: the domains of the tasks it ends and #keys, without waiting (a busy one is left for the next sweep); ready and parked rows with "skip locked".
--- enable_sort is off: the rows come in the order of the index, another one with a sort behind it would read all of them.
+-- enable_sort is off: this index gives the rows in order; the planner might take another one and a sort, which reads all tasks.
 -- Cost: tasks_expiry_idx from the floor to now.
 create function fairq._expire_waiting(p_shard_no integer, p_limit integer, p_now timestamptz) returns integer
 language plpgsql set search_path = pg_catalog, pg_temp set enable_sort = off as $$
@@ -27,7 +27,7 @@ begin
   loop
     v_found := v_found + v_late.tasks;
     v_last := greatest(v_late.last, case when v_found > v_late.tasks then v_last end);
-    -- Whoever takes tasks from those that wait for a key holds the keys.
+    -- Whoever ends tasks that wait for a key holds #keys.
     if fairq._lock_domain(p_shard_no, v_late.queue, false) and fairq._lock_domain(p_shard_no, '#keys', false) then
       v_ended := v_ended + cardinality(fairq._end_waiting(p_shard_no, v_late.ids, 'expired', p_now));
     else
@@ -35,7 +35,7 @@ begin
     end if;
   end loop;
 
-  -- Many deadlines may be equal: where there may be more, the next sweep starts with the last one.
+  -- Many deadlines may be equal: when there may be more tasks, the next sweep starts at the last deadline.
   if v_complete then
     perform fairq._set_sweep_floor(p_shard_no, 'expiry', (extract(epoch from case when v_found < p_limit then p_now else v_last end) * 1000000)::bigint);
   end if;

@@ -1,8 +1,8 @@
--- The ledger: who got what, who waited, who was entitled to what, in parts of half a minute. Summed up from the history and from what is held, so that tasks
--- cost nothing more when they begin and end. What one snapshot shows is exact: an attempt is either held or in the history.
--- A part is written when nothing that ended in it can still commit: when all transactions have ended that ran after it was over. Nobody waits longer than ten
--- seconds for them: what commits later still is in the history only.
--- Returns how many parts it wrote, four at most: after a while without upkeep it catches up with the last hour.
+-- The ledger: who got what, who waited, who was entitled to what, in parts of half a minute. It sums up the history and what is held, so tasks cost no more
+-- when they begin and end. It reads one snapshot, so it is exact: there an attempt is either held or in the history.
+-- A part is written when nothing that ended in it can still commit: all transactions that were running when it was over have ended. That wait is ten seconds at
+-- most: attempts that commit later are only in the history.
+-- Returns how many parts it wrote, at most four: after a time without upkeep it catches up with the last hour.
 -- Locks: none; the caller holds maintenance. Cost: the history of the last half minute, and some hundred groups of each queue.
 create function fairq._keep_ledger(p_shard_no integer, p_now timestamptz) returns integer
 language plpgsql set search_path = pg_catalog, pg_temp as $$
@@ -39,7 +39,7 @@ $$;
 create function fairq._ledger_step() returns interval
 language sql immutable parallel safe as $$ select interval '30 seconds' $$;
 
--- The part that a time is in.
+-- The beginning of the part that a time is in.
 create function fairq._ledger_begin(p_at timestamptz) returns timestamptz
 language sql immutable parallel safe
 as $$ select date_bin(fairq._ledger_step(), p_at, timestamptz '2000-01-01 00:00:00+00') $$;
@@ -48,7 +48,7 @@ as $$ select date_bin(fairq._ledger_step(), p_at, timestamptz '2000-01-01 00:00:
 create function fairq._ledger_until(p_shard_no integer) returns timestamptz
 language sql stable as $$ select to_timestamp(fairq._sweep_floor(p_shard_no, 'ledger') / 1000000.0) $$;
 
--- Where the steps of a histogram end, in seconds: 5 ms, doubled each time, up to 44 minutes. What is longer is in a last step.
+-- Where the steps of a histogram end, in seconds: 5 ms, doubled each time, up to 44 minutes. Longer times are in a last step.
 create function fairq._ledger_steps() returns double precision[]
 language sql immutable parallel safe
 as $$ select array(select 0.005 * power(2, g.n) from generate_series(0, 19) g(n)) $$;
@@ -89,7 +89,8 @@ begin
     with tally as materialized (
       select t.group_key, t.began, t.wait_class, t.attempts, t.first_at, t.first_start from unnest(v_own.tallies) t
     )
-    insert into fairq.ledger_queues (shard_no, workers, slots, begins_at, until, waiting_since, tasks, ended, seconds, ran, clock, judged, queue, waits, newcomers)
+    insert into fairq.ledger_queues (shard_no, workers, slots, begins_at, until, waiting_since, tasks, ended, seconds, ran, clock, judged, queue, waits,
+      newcomers)
     select p_shard_no, w.workers, w.slots, p_from, p_until, p.waiting_since, p.tasks, p.ended, p.seconds, p.ran,
       coalesce((select fairq._rounds(t.clock) from fairq._tick(p_shard_no, v_queue.queue) t), 0), p.judged, v_queue.queue, c.waits, n.newcomers
     from (
@@ -106,7 +107,7 @@ begin
       where t.began and t.wait_class is not null
     ) c
     cross join (
-      -- Groups of which nothing was there before: the first task of each.
+      -- Newcomers: the first task of each group that had none before.
       select fairq._histogram(array_agg(width_bucket(date_part('epoch', g.first_start - g.first_at), fairq._ledger_steps())), array_agg(1::bigint)) as newcomers
       from (
         select min(t.first_at) as first_at, min(t.first_start) as first_start from tally t
@@ -116,20 +117,20 @@ begin
     ) n;
     perform fairq._add_totals(p_shard_no, v_queue.queue, v_own.tallies);
   end loop;
-  -- Ranges of the history that are full are told apart by time from now on. Behind a vacuum it is left for the next time.
   perform fairq._summarize_history();
 end;
 $$;
 
--- All attempts of a time by queue, those that are alike taken together: with began, that they began in it; with ended, that they ended in it. What makes them alike is
--- one number while they are counted, and lengths are doubles: three times as quick as a column for each, and as intervals.
--- "+ 0" leads past the other indexes of the history, which begin with the shard and would be read whole.
--- Cost: history since p_from, found by its block ranges, a third of a microsecond a task; and everything held, under a held snapshot all that ever was since.
+-- All attempts in a time, by queue, with like ones taken together. began: they began in that time; ended: they ended in it. While they are counted, one number
+-- says what makes them alike, and lengths are doubles: three times as fast as a column for each, and intervals.
+-- "+ 0" keeps the planner from the other indexes of the history, which begin with the shard and would be read whole.
+-- Cost: history since p_from, found by its block ranges, a third of a microsecond a task; and all held rows, with a held snapshot also the dead ones since.
 create function fairq._tally(p_shard_no integer, p_from timestamptz, p_until timestamptz) returns table (queue text, tallies fairq.tally[])
 language sql stable set search_path = pg_catalog, pg_temp
 set plan_cache_mode = 'force_generic_plan' set jit = 'off' set enable_seqscan = off set enable_bitmapscan = on set enable_sort = off set work_mem = '32MB' as $$
   select c.queue, array_agg((c.group_key, c.kind, c.outcome, c.alike & 1024 <> 0, c.alike & 2048 <> 0, c.alike & 4096 <> 0, nullif(c.alike & 31, 31),
-    nullif(c.alike >> 5 & 31, 31), c.attempts, c.cost, c.seconds, c.ran, c.waited, c.largest, c.longest, c.used, c.most_used, c.first_at, c.first_start)::fairq.tally)
+    nullif(c.alike >> 5 & 31, 31), c.attempts, c.cost, c.seconds, c.ran, c.waited, c.largest, c.longest, c.used, c.most_used, c.first_at,
+    c.first_start)::fairq.tally)
   from (
     select a.queue, a.group_key, a.kind, a.outcome,
       case when a.began or a.ended then coalesce(width_bucket(a.waited, fairq._ledger_steps()), 31) else 31 end
@@ -148,18 +149,18 @@ set plan_cache_mode = 'force_generic_plan' set jit = 'off' set enable_seqscan = 
         tstzrange_subdiff(x.started_at, x.runnable_at) as waited,
         tstzrange_subdiff(coalesce(x.ended_at, p_until), x.started_at) as ran
       from (
-        select f.queue, f.group_key, f.kind, f.outcome, f.cost, coalesce(f.used, f.cost) as used, f.started_at, f.started_at as began_at, f.finished_at as ended_at,
-          greatest(f.created_at, f.run_at) as runnable_at
+        select f.queue, f.group_key, f.kind, f.outcome, f.cost, coalesce(f.used, f.cost) as used, f.started_at, f.started_at as began_at,
+          f.finished_at as ended_at, greatest(f.created_at, f.run_at) as runnable_at
         from fairq.finished_tasks f
         where f.shard_no + 0 = p_shard_no and f.finished_at >= p_from
           and coalesce(f.started_at, f.finished_at) < p_until
         union all
-        -- One that was given back before it began was served all the same, and will be served again.
+        -- A task that was given back before it began was served all the same, and will be served again.
         select b.queue, b.group_key, b.kind, a.outcome, b.cost, coalesce(a.used, b.cost), a.started_at, coalesce(a.started_at, a.ended_at), a.ended_at, null
         from fairq.attempts a
         cross join lateral (
           select m.*
-          -- Its group may have moved since.
+          -- The group may have moved since.
           from (select p_shard_no union all select n.shard_no from fairq._shards(null) n(shard_no)) s(shard_no)
           cross join lateral (
             (select t.queue, t.group_key, t.kind, t.cost from fairq.tasks t where t.shard_no = s.shard_no and t.id = a.task_id offset 0)
@@ -188,9 +189,9 @@ set plan_cache_mode = 'force_generic_plan' set jit = 'off' set enable_seqscan = 
   group by c.queue
 $$;
 
--- The rows of a queue: the hundred groups that used most, the hundred that waited longest, and all others in one.
--- What a group was entitled to: all service of the queue is poured into its groups like water into vessels as wide as their weights. One that waited all the
--- time takes any amount, one that did not takes what it received.
+-- The rows of a queue: the hundred groups that used most, the hundred that waited longest, and one row for all others.
+-- What a group was entitled to: all service of the queue is poured into its groups like water into vessels as wide as their weights. A group that waited all
+-- the time takes any amount, any other takes what it received.
 create function fairq._ledger_part(
   p_shard_no integer, p_queue fairq.queues, p_tallies fairq.tally[], p_from timestamptz, p_until timestamptz, p_now timestamptz
 ) returns setof fairq.ledger
@@ -203,8 +204,9 @@ begin
         coalesce(sum(t.attempts) filter (where t.ended and t.run_class is not null), 0)::bigint as ended,
         coalesce(sum(t.cost) filter (where t.began), 0) as cost, sum(t.seconds) as seconds, coalesce(sum(t.ran) filter (where t.ended), 0) as ran,
         coalesce(max(t.largest) filter (where t.began), 0) as largest, coalesce(max(t.longest), 0) as longest,
-        coalesce(sum(t.used) filter (where t.ended), 0) as used, coalesce(max(t.most_used) filter (where t.ended), 0) as most_used, sum(t.attempts) filter (where t.claimed) as claimed,
-        sum(t.attempts) filter (where not t.ended) as in_flight, sum(t.attempts) as attempts, bool_or(t.ended and t.run_class is null) as unserved
+        coalesce(sum(t.used) filter (where t.ended), 0) as used, coalesce(max(t.most_used) filter (where t.ended), 0) as most_used,
+        sum(t.attempts) filter (where t.claimed) as claimed, sum(t.attempts) filter (where not t.ended) as in_flight, sum(t.attempts) as attempts,
+        bool_or(t.ended and t.run_class is null) as unserved
       from tally t
       group by t.group_key
     ),
@@ -213,8 +215,9 @@ begin
         p_from, p_now)) w
     ),
     line as materialized (
-      -- Who else waits: by what promotion knows of them. Five thousand stand for all above: what each is entitled to is next to nothing then. "not in" is a
-      -- hash, whatever the statistics; from the clock on the order leads to the lanes that wait, past idle and dead ones. As a join it could begin with the lanes.
+      -- The other groups that wait, by what promotion knows of them. At most five thousand are counted: beyond that each is entitled to next to nothing. "not
+      -- in" is a hash, whatever the statistics. Lateral and ordered, so that the scan begins at the clock, past idle and dead lanes; a join could begin with
+      -- the lanes.
       select count(*) as groups, coalesce(sum(l.weight), 0) as weight
       from fairq._tick(p_shard_no, p_queue.queue) i
       cross join lateral (
@@ -227,8 +230,8 @@ begin
     ),
     member as materialized (
       select m.*, row_number() over (order by m.seconds desc, m.group_key) <= 100 or (m.since is not null and m.nth_waiter <= 100) as shown,
-        -- A lane that is further ahead than its group can have brought it was put there by a fault, and the group does not owe that. Few seem to be: for them one
-        -- looks into the history.
+        -- If a lane is further ahead than its group can have moved it, a fault put it there, and the group does not owe that. Few lanes look like it; for those
+        -- the history is read.
         case
           when m.judged and m.ahead > m.before + m.used + m.charged * m.largest
             then least(m.ahead, m.before + m.largest + fairq._explained(p_shard_no, p_queue.queue, m.group_key, m.weight, p_from))
@@ -252,8 +255,8 @@ begin
     total as materialized (
       select case when m.shown then m.group_key else '' end as group_key, count(*)::integer as groups, min(m.since) as since,
         case when m.shown then sum(m.weight) else 0 end as weight, sum(m.tasks)::bigint as tasks, sum(m.ended)::bigint as ended, sum(m.cost) as cost,
-        sum(m.seconds) as seconds, sum(m.ran) as ran, sum(m.service) as service, max(m.largest) as largest, sum(greatest(m.charged * m.largest, m.owes)) as slack,
-        m.shown and bool_and(m.judged) as judged
+        sum(m.seconds) as seconds, sum(m.ran) as ran, sum(m.service) as service, max(m.largest) as largest,
+        sum(greatest(m.charged * m.largest, m.owes)) as slack, m.shown and bool_and(m.judged) as judged
       from member m
       group by m.shown, case when m.shown then m.group_key else '' end
       union all
@@ -268,7 +271,7 @@ begin
       group by t.group_key
     ),
     level as materialized (
-      -- The first vessel that is not full when the water stands as high in it as in all behind it.
+      -- The level: that of the first vessel that is not full when the water stands as high in it as in all vessels after it.
       select (array_agg(v.level order by v.nth) filter (where v.level <= v.full_at))[1] as level
       from (
         select d.nth, d.full_at,
@@ -297,8 +300,8 @@ begin
 end;
 $$;
 
--- Groups of a queue that may have work waiting, with the next task of each: those named, those that waited in the part before, and those whose turn is next. Free
--- is one whose task waited all the time since p_from, as promotion saw it, with nothing but its turn before it.
+-- Groups of a queue that may have work waiting, with the next task of each: those named, those that waited in the part before, and those whose turn is next. A
+-- group is free if, as promotion saw it, its task waited all the time since p_from with nothing but its turn before it.
 -- Cost: some hundred lanes and bodies, from the clock and from the cursors on, and what is ready.
 create function fairq._waiters(p_shard_no integer, p_queue fairq.queues, p_received text[], p_from timestamptz, p_now timestamptz) returns fairq.waiter[]
 language plpgsql stable set search_path = pg_catalog, pg_temp
@@ -309,7 +312,9 @@ declare
   v_clock double precision := (
     select q.clock from fairq.ledger_queues q where q.shard_no = p_shard_no and q.begins_at = v_before and q.queue = p_queue.queue
   );
-  v_seen pg_snapshot := (select m.snapshot from fairq.ledger_marks m where m.shard_no = p_shard_no and m.marked_at <= p_from order by m.marked_at desc limit 1);
+  v_seen pg_snapshot := (
+    select m.snapshot from fairq.ledger_marks m where m.shard_no = p_shard_no and m.marked_at <= p_from order by m.marked_at desc limit 1
+  );
 begin
   select k.* into v_tick from fairq._tick(p_shard_no, p_queue.queue) k;
   return (
@@ -345,11 +350,11 @@ begin
               and (k.user_key <> '' or coalesce(k.user_max_running, k.user_rate_limit, k.user_breaker_threshold) is not null)
           ))
         and not coalesce(l.keyed, false) and g.weight = coalesce(l.weight, g.weight) and g.weight = coalesce(w.weight, g.weight)
-        -- What a breaker or a budget has kept back in the meantime cannot be told afterwards.
+        -- Whether a breaker or a budget held it back in the meantime cannot be told afterwards.
         and (g.policy).breaker_threshold is null and (g.policy).budget is null
         and (g.policy is not distinct from null or (fairq._allowance(g.policy, l.gate, p_from, (l.pace).reserved)).tasks > 0),
       (g.policy).max_running, coalesce(r.tasks, 0),
-      -- What ended dearer than it was charged for, such as tasks of a lost worker, is paid for by turns that the group misses later.
+      -- For tasks that used more than they were charged, such as those of a lost worker, the group pays with turns that it misses later.
       case when p_queue.fairness = 'count' then 0 else coalesce(greatest(0, fairq._rounds(l.finish - v_tick.clock)) * g.weight, 0) end,
       (w.slack / w.weight + v_clock - fairq._rounds(v_tick.clock)) * g.weight)::fairq.waiter)
     from candidate c
@@ -365,11 +370,14 @@ begin
         ) as has_changed
       from (values (1)) one
       left join lateral (
-        select k as settings from fairq.groups k where k.shard_no = p_shard_no and k.queue = p_queue.queue and k.group_key = c.group_key and k.user_key = '' offset 0
+        select k as settings
+        from fairq.groups k
+        where k.shard_no = p_shard_no and k.queue = p_queue.queue and k.group_key = c.group_key and k.user_key = ''
+        offset 0
       ) s on true
       offset 0
     ) g
-    -- Of a group that has users, the one who is next.
+    -- In a group that has users, the user who is next.
     left join lateral (
       select k.user_key, k.cursors[1] as next from fairq.lanes k
       where l.inside is distinct from null
@@ -380,7 +388,8 @@ begin
       select t.id
       from (
         select k.id from fairq.tasks k
-        where k.shard_no = p_shard_no and k.queue = p_queue.queue and k.group_key = c.group_key and k.user_key = coalesce(u.user_key, l.line, '') and not k.scheduled
+        where k.shard_no = p_shard_no and k.queue = p_queue.queue and k.group_key = c.group_key and k.user_key = coalesce(u.user_key, l.line, '')
+          and not k.scheduled
           and (-k.priority, k.sequence) >= (-(coalesce(u.next, l.cursors[1])).priority, (coalesce(u.next, l.cursors[1])).sequence)
         order by -k.priority, k.sequence limit 100
       ) t
@@ -401,8 +410,8 @@ begin
 end;
 $$;
 
--- How far a group of a queue that shares what tasks use can have come ahead of the clock since p_from: what was settled of its attempts that ended, what it is
--- charged for those in flight and ready, and what it has in credit, which an address given out keeps from coming back.
+-- How far ahead of the clock a group can have come since p_from, in a queue that shares what tasks use: by what was settled for its ended attempts, by what it
+-- is charged for tasks in flight and ready, and by its credit, which addresses already given out keep from coming back.
 -- Cost: history since p_from. "+ 0" as in _tally.
 create function fairq._explained(p_shard_no integer, p_queue text, p_group_key text, p_weight double precision, p_from timestamptz) returns double precision
 language sql stable set search_path = pg_catalog, pg_temp
@@ -435,7 +444,7 @@ language sql stable as $$
   from (select pg_snapshot_xmax(pg_current_snapshot())::text::bigint) n(next)
 $$;
 
--- Adds the tasks of a queue that ended to the totals. A hundred kinds are told apart.
+-- Adds the ended tasks of a queue to the totals. A hundred kinds have rows of their own, the others are 'other'.
 create function fairq._add_totals(p_shard_no integer, p_queue text, p_tallies fairq.tally[]) returns void
 language plpgsql set search_path = pg_catalog, pg_temp as $$
 begin
@@ -473,7 +482,8 @@ begin
 end;
 $$;
 
--- Tells the block ranges of today's history apart, those that are full since. Whoever vacuums there at this moment is not waited for.
+-- Summarises the block ranges of today's history that have filled up, so that their index tells them apart by time. Does not wait for a vacuum at work there:
+-- then it is left for the next time.
 create function fairq._summarize_history() returns void
 language plpgsql set search_path = pg_catalog, pg_temp set lock_timeout = '5ms' set timezone = 'UTC' as $$
 begin

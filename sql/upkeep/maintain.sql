@@ -1,10 +1,10 @@
--- Keeps the house: takes tasks from lost workers, gives up claims whose lease ran out, ends what expired, fires schedules, promotes what is due, sweeps,
--- turns the history's pages. Safe to call from anywhere and as often as one likes: one runs at a time per shard, the others return at once.
--- In parts, each able to fail alone: what fails is rolled back, and noted in fairq.upkeep_failures until it succeeds; the others go on. Whoever can,
--- calls them one by one, each in a transaction of its own (p_part, see upkeep_parts), so that no part holds what another has locked.
--- Returns what it did, by name; an empty object when another one was at it.
+-- Upkeep: takes tasks from lost workers, gives up claims whose lease ran out, ends expired tasks, fires schedules, promotes what is due, sweeps, makes and
+-- drops partitions, and writes the ledger. Call it from anywhere, as often as you like: one call works in a shard at a time, others skip that shard.
+-- Each part can fail alone: a failed part is rolled back, and noted in fairq.upkeep_failures until it succeeds; the others go on. Call the parts one by one,
+-- each in a transaction of its own (p_part, see upkeep_parts), if you can: then no part holds locks of another.
+-- Returns what it did, by name; an empty object when other calls are at work.
 -- Raises QF005 outside READ COMMITTED, QF014 unknown part.
--- Locks: maintenance, one row per shard; then as the parts say. Bounded by p_limit rows of a kind, so a call is short; call it every few seconds.
+-- Locks: maintenance, one row per shard; then as the parts say. Handles at most p_limit rows of a kind, so a call is short; call it every few seconds.
 create function fairq.maintain(p_limit integer default 10000, p_part text default null) returns jsonb
 language plpgsql security definer set search_path = pg_catalog, pg_temp
 set plan_cache_mode = 'force_generic_plan' set jit = 'off' set enable_seqscan = off set enable_bitmapscan = off as $$
@@ -41,7 +41,7 @@ begin
 end;
 $$;
 comment on function fairq.maintain is
-  'Recovers from lost workers, ends what expired, fires schedules, promotes what is due, sweeps, and keeps partitions. Call it every few seconds from anywhere.';
+  'Recovers from lost workers, ends expired tasks, fires schedules, promotes what is due, sweeps, keeps partitions. Call it every few seconds from anywhere.';
 
 -- The parts of upkeep, in the order in which they matter.
 create function fairq.upkeep_parts() returns setof text
@@ -78,8 +78,8 @@ begin
 end;
 $$;
 
--- Promotes a queue that has news, and sweeps what promotion left behind. Whoever promotes is not waited for. The meter of the queue comes before it, as in
--- the order of locks.
+-- Promotes a queue that has news, and sweeps what promotion left behind. Does not wait while another session promotes. The queue's meter comes first, as in the
+-- lock order.
 create function fairq._keep_queue(p_shard_no integer, p_queue fairq.queues, p_limit integer) returns jsonb
 language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
@@ -99,7 +99,7 @@ begin
     v_promoted := (fairq._promote(p_shard_no, p_queue.queue, fairq._ready_target(p_shard_no, p_queue), false)).o_promoted;
     if v_promoted > 0 and p_queue.notify then perform pg_notify('fairq', p_queue.queue); end if;
   end if;
-  -- Nobody promotes a paused queue, which keeps a key that was given to one of its tasks.
+  -- No pop promotes a paused queue, so one of its tasks would keep a key that it was granted.
   if p_queue.paused_at is not null and fairq._lock_domain(p_shard_no, '#keys', false) then
     perform fairq._take_keys_back(p_shard_no, p_queue.queue, fairq._now());
   end if;
@@ -107,8 +107,8 @@ begin
 end;
 $$;
 
--- Tasks that are ready with a key, in a queue that is paused, or where nobody popped them for ten seconds while others wait for the key: their groups go back
--- in line. For as long the queue is given no keys that come free, or each of its groups would have its turn first.
+-- Recalls groups that have a ready task with a place of a key, if the queue is paused, or if nobody popped the task for ten seconds while others wait for the
+-- key. For the next ten seconds the queue is granted no places of keys; otherwise each of its groups would have its turn first.
 -- Locks: none; the caller holds the domain. Cost: the ready set, where tasks have keys.
 create function fairq._free_unused_keys(p_shard_no integer, p_queue fairq.queues, p_now timestamptz) returns void
 language plpgsql set search_path = pg_catalog, pg_temp as $$
@@ -116,7 +116,7 @@ begin
   insert into fairq.rings (shard_no, queue, group_key, configured)
   select distinct r.shard_no, r.queue, r.group_key, true
   from fairq._tick(p_shard_no, p_queue.queue) k
-  -- From the clock on: as a join it could begin with what was popped long ago.
+  -- Lateral, so that the scan begins at the clock: a join could begin with dead rows of what was popped long ago.
   cross join lateral (
     select y.* from fairq.ready y
     where y.shard_no = p_shard_no and y.queue = p_queue.queue and y.position >= 0 and (y.block, y.position) >= (k.clock, k.clock_position)
@@ -135,9 +135,9 @@ begin
 end;
 $$;
 
--- Lets a meter hear, and sweeps what it has left behind. Most queues never had one. While transactions run that began before its limits changed, tasks may
--- come that were popped without asking it: those that are older than an upkeep that began when the one before had seen the change. 0: none has seen it; 1: one
--- has; else that transaction.
+-- Lets a meter hear its rings, and sweeps what it left behind. Most queues have no meter. Transactions that began before its limits changed may still commit
+-- tasks popped without asking it, so held tasks are counted until all of them have ended: those older than the second upkeep after the change. The noted value
+-- is 0: no upkeep has seen the change; 1: one has; else the transaction of the second.
 create function fairq._keep_meter(p_scope text, p_limit integer) returns integer
 language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
@@ -148,7 +148,7 @@ begin
     return 0;
   end if;
   v_changed := fairq._sweep_floor(0, 'count held #' || p_scope);
-  -- Looked at before they are counted. An id that nobody has had yet is of another server, before a restore: there is nobody left to wait for.
+  -- Asked before the tasks are counted. An id that this server has not given out yet is from before a restore: there is no transaction left to wait for.
   v_is_over := v_changed > 1 and not v_changed::text::xid8 between pg_snapshot_xmin(pg_current_snapshot()) and pg_snapshot_xmax(pg_current_snapshot());
   if v_changed is not null then
     perform fairq._count_held(p_scope);

@@ -1,8 +1,8 @@
 -- Makes the day partitions of the history up to a week ahead, and drops those past every queue's retention.
--- A day that the default partition already has rows of gets none. At the first lock that is not free it gives up until the next time: everybody who
+-- A day of which the default partition has rows gets none. At the first lock that is not free this gives up until the next time: otherwise every session that
 -- ends a task would queue behind it.
 -- Returns how many partitions it made and dropped.
--- Locks: ACCESS EXCLUSIVE on the partition dropped and on the history table, for a moment, waited for 5 ms at most. No domain: it runs on its own.
+-- Locks: ACCESS EXCLUSIVE on the partition it drops and on the history table, for a moment; waits at most 5 ms for it. No domain.
 create function fairq._rotate_partitions() returns integer
 language plpgsql set search_path = pg_catalog, pg_temp set lock_timeout = '5ms' set timezone = 'UTC' as $$
 declare
@@ -27,7 +27,7 @@ begin
         into v_covered using v_day::timestamptz, (v_day + 1)::timestamptz;
       continue when v_covered;
       begin
-        -- What is not inherited: see 030_tables.sql.
+        -- These two settings are not inherited, see 030_tables.sql.
         execute format('create table fairq.%I partition of fairq.%I for values from (%L) to (%L) with (toast_tuple_target = 4096)', v_name, v_parent,
           v_day::timestamptz, (v_day + 1)::timestamptz);
         execute format('alter table fairq.%I replica identity full', v_name);

@@ -1,6 +1,6 @@
--- Gives a worker up that gave no sign of life for its lease, and puts its tasks back in line, at most p_limit of them. That a running task was lost is noted in
--- fairq.attempts and counted apart from failures, see _find_held. A claimed one that never started was not.
--- From now on every call of the worker is refused, so that it learns of it with the very next one. Its row goes once nothing of it is left.
+-- Gives up a worker that gave no sign of life for its lease, and puts its tasks back in line, at most p_limit of them. The loss of a running task is noted in
+-- fairq.attempts and counted apart from failures, see _find_held. A claimed task that never started does not count as lost.
+-- From now on every call of the worker is refused, so it learns of its loss with the next one. Its row goes once it holds no task.
 -- Returns how many tasks it took from the worker.
 -- Locks: the worker's row, then held, both "skip locked": a worker that is popping right now is alive, and so is one that beat since we looked.
 -- Cost: all held tasks of the shard.
@@ -27,7 +27,7 @@ begin
 end;
 $$;
 
--- Workers without a sign of life for their lease. While the server was down nobody could give one; those that live are back soon after its start.
+-- Workers without a sign of life for their lease. While the server was down no worker could give one, so they get some time after its start.
 create function fairq._silent_workers(p_shard_no integer, p_now timestamptz) returns setof bigint
 language plpgsql set search_path = pg_catalog, pg_temp as $$
 begin
@@ -44,8 +44,8 @@ begin
 end;
 $$;
 
--- Claims whose lease ran out go back in line, at most p_limit; no attempt is burned, for none began. The sweep starts where the last one ended, not at
--- the dead entries of all claims ever made; it does not pass one that is locked, being started or finished right now.
+-- Puts claims whose lease ran out back in line, at most p_limit. They lose no attempt, for none began. The sweep starts where the last one ended, not at the
+-- dead entries of all claims ever made. It does not pass a locked claim, which is being started or ended right now.
 -- Returns how many it gave up. Locks: held, "skip locked". Cost: held_claim_lease_idx from the floor to now.
 create function fairq._give_up_claims(p_shard_no integer, p_limit integer, p_now timestamptz) returns integer
 language plpgsql set search_path = pg_catalog, pg_temp set enable_sort = off as $$

@@ -1,7 +1,7 @@
--- Removes what promotion has left behind in a domain: rings every later tick would ignore, ticks but the last, lanes of groups that are idle and
--- whose turn is used up (they would start at the clock anyway). At most p_limit of each.
+-- Removes what promotion has left behind in a domain: rings that every later tick would ignore; all ticks but the last; and lanes of idle groups whose turn is
+-- used up, which would start at the clock anyway. At most p_limit of each.
 -- Returns how many rows it removed.
--- enable_sort is off: the rows come in the order of an index, and another index with a sort behind it would read all of them.
+-- enable_sort is off: one index gives the rows in order; the planner might take another one and a sort, which reads all rows.
 -- Locks: the rows it removes; the caller holds the domain.
 create function fairq._sweep_domain(p_shard_no integer, p_queue text, p_limit integer) returns integer
 language plpgsql set search_path = pg_catalog, pg_temp set enable_sort = off as $$
@@ -15,8 +15,8 @@ begin
   select k.* into v_tick from fairq._tick(p_shard_no, p_queue) k;
   if not found then return 0; end if;
 
-  -- Rings of transactions that were open when a sweep passed them are named in fairq.sweeps, and removed once they are heard: the floor
-  -- does not wait for the longest transaction. But it does not pass one of which only a part was heard: its rings may be many, and will be heard soon.
+  -- fairq.sweeps notes transactions that were open when a sweep passed their rings, which are removed once they are heard: so the floor does not wait for the
+  -- longest transaction. But it does not pass a transaction that was heard in part: its rings may be many, and will be heard soon.
   v_unheard := array(select p.xid from unnest(v_tick.pending) p) || v_tick.heard_xid;
   v_floor := coalesce(fairq._sweep_floor(p_shard_no, 'rings ' || p_queue), 0);
   with heard as materialized (
@@ -40,12 +40,14 @@ begin
   v_swept := v_swept + fairq._remove(p_shard_no, 'ticks', v_found.ctids);
   perform fairq._set_sweep_floor(p_shard_no, 'ticks ' || p_queue, v_found.last);
 
-  -- A rate that is not paid for, a budget of which something was spent, or a hold, keeps its lane for now, and the floor before it: the lane does not ring when it is. So do long tasks that wait for a slot,
-  -- which the lane knows for long, and users who wait, or hold places: a group without its lane would begin as one without users, beside theirs. One whose breaker has
-  -- counted failures stays until the group succeeds; that rings.
+  -- A lane stays for now, and the floor before it, while its rate is not paid for, its budget is partly spent, or it is held: no ring tells of the end of
+  -- these. It stays, too, while long tasks wait for a slot, because only the lane knows that they are long; and while its users wait or hold places, because a
+  -- group without a lane would begin as one without users, beside their lanes. A lane whose breaker has counted failures stays until the group succeeds; that
+  -- rings.
   v_floor := coalesce(fairq._sweep_floor(p_shard_no, 'lanes ' || p_queue), 0);
   with idle as materialized (
-    select l.ctid, l.finish, coalesce(greatest((l.gate).rate_at, case when (l.gate).spent > 0 then (l.gate).spent_until end, (l.gate).held_until), '-infinity') <= fairq._now()
+    select l.ctid, l.finish,
+      coalesce(greatest((l.gate).rate_at, case when (l.gate).spent > 0 then (l.gate).spent_until end, (l.gate).held_until), '-infinity') <= fairq._now()
       and not exists (
         select from fairq.parked k
         where k.shard_no = p_shard_no and k.concurrency_key = '' and k.queue = l.queue and k.group_key = l.group_key and not k.granted
@@ -57,7 +59,7 @@ begin
       ) as is_paid
     from fairq.lanes l
     where l.shard_no = p_shard_no and l.queue = p_queue and l.user_key = '' and not l.admissible
-      -- A meter is asked without looking at the settings: its lane is never missing.
+      -- Not the lane of a meter: a pop asks it without looking at settings, so it must always be there.
       and l.queue not like '#%' and l.finish >= v_floor and l.finish <= v_tick.clock
       and (l.cursors = '{}' or l.version < v_tick.first_version)
       and (l.version < v_tick.first_version or l.gate is null or (l.gate).in_flight = 0 and (l.gate).open_until is null and coalesce((l.gate).failures, 0) = 0)
@@ -89,8 +91,7 @@ begin
     perform fairq._set_sweep_floor(p_shard_no, 'idle keys', (extract(epoch from v_found.last) * 1000000)::bigint);
   end if;
 
-  -- Where tasks had keys, and none that waits has one any more, promotion needs the lock of the keys no longer. And where no user has a lane any more, it
-  -- need not look for them.
+  -- When no waiting task has a key any more, promotion no longer needs the lock of #keys. When no user has a lane any more, it need not look for users.
   select v_tick.keyed and (exists (select from fairq.lanes l where l.shard_no = p_shard_no and l.queue in (p_queue, fairq._users_of(p_queue)) and l.keyed)
       or exists (select from fairq.parked k where k.shard_no = p_shard_no and k.queue = p_queue)) as keyed,
     v_tick.users and (exists (select from fairq.lanes l where l.shard_no = p_shard_no and l.queue = fairq._users_of(p_queue))
@@ -102,7 +103,7 @@ begin
     perform fairq._write_tick(v_tick);
   end if;
 
-  -- Lanes of before a rebuild lie behind the clock, whatever they say.
+  -- Lanes from before a rebuild do not count, even if they are admissible.
   return v_swept + fairq._remove(p_shard_no, 'lanes', array(
     select l.ctid from fairq.lanes l
     where l.shard_no = p_shard_no and l.queue = p_queue and l.user_key = '' and l.admissible and l.finish >= v_floor and l.finish < v_tick.clock
@@ -112,8 +113,8 @@ begin
 end;
 $$;
 
--- Lanes of users who are idle and whose turn is used up, or whose group has no lane any more.
--- Returns how many rows it removed. Cost: the lanes of users who have nothing that may be promoted.
+-- Removes lanes of idle users whose turn is used up, or whose group has no lane any more.
+-- Returns how many rows it removed. Cost: the lanes of the domain's users.
 create function fairq._sweep_users(p_tick fairq.ticks, p_limit integer) returns integer
 language sql set search_path = pg_catalog, pg_temp as $$
   select fairq._remove(p_tick.shard_no, 'lanes', array(
@@ -131,8 +132,8 @@ language sql set search_path = pg_catalog, pg_temp as $$
   ))
 $$;
 
--- Takes the time of a group's users back long before a bigint is full, as _rebase does that of a domain; not to zero, for what is ready lies behind it.
--- Locks: ready (a pop in flight is waited for); lanes; the caller holds the domain.
+-- Sets the virtual time of a group's users back, long before a bigint is full, as _rebase does for a domain; not to zero, for ready tasks lie behind it.
+-- Locks: ready (waits for a pop in flight); lanes; the caller holds the domain.
 create function fairq._rebase_users(p_tick fairq.ticks, p_group_key text, p_distance bigint) returns void
 language plpgsql set search_path = pg_catalog, pg_temp as $$
 begin
@@ -151,7 +152,7 @@ begin
 end;
 $$;
 
--- Rings of transactions that were still open when the sweep of rings passed them: remembered here, by id, and removed when a tick has heard them.
+-- Notes transactions that were still open when the sweep passed their rings, by id, and removes these rings once a tick has heard them.
 -- Returns how many rings it removed.
 create function fairq._sweep_late_rings(p_shard_no integer, p_queue text, p_tick fairq.ticks, p_unheard xid8[], p_passed bigint) returns integer
 language plpgsql set search_path = pg_catalog, pg_temp as $$
@@ -183,8 +184,8 @@ begin
 end;
 $$;
 
--- Removes wishes to cancel and progress whose task is gone, watches that ran out, idempotency keys whose task is gone for longer than the retention, and rows of the
--- history's default partitions, and of the ledger, past every queue's. At most p_limit of each.
+-- Removes wishes to cancel and progress whose task is gone, watches that ran out, idempotency keys whose task ended longer ago than the retention, and rows of
+-- the ledger and the history's default partitions past every queue's retention. At most p_limit of each.
 -- Returns how many rows it removed.
 create function fairq._sweep_notes(p_shard_no integer, p_limit integer, p_now timestamptz) returns integer
 language plpgsql set search_path = pg_catalog, pg_temp as $$
@@ -246,8 +247,8 @@ language sql stable as $$
   select max(w.floor) from fairq.sweeps w where w.shard_no = p_shard_no and w.what = p_what
 $$;
 
--- The same of a sweep by times. One that lies ahead is of before the server's clock was set back: what came since then may lie behind it, and what was there is
--- looked at once more.
+-- The same for a sweep by times. A floor in the future is from before the server's clock was set back: rows that came since may lie behind it, so the sweep
+-- starts at the beginning again.
 create function fairq._time_floor(p_shard_no integer, p_what text, p_now timestamptz) returns timestamptz
 language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
@@ -261,8 +262,8 @@ begin
 end;
 $$;
 
--- Remembers how far a sweep of rows has come that say of when they are; p_oldest is of those left, null: there is none. Such a row may commit long after its
--- time: so a time is noted together with the transactions that ran then, and the floor goes there when they have ended. p_snapshot: in which p_oldest was seen.
+-- Notes how far a sweep by times has come. p_oldest is the time of the oldest row left, null: none is; p_snapshot is the snapshot in which it was seen. A row
+-- may commit long after its time: so a time is noted together with the transactions that ran then, and the floor moves there when they have ended.
 create function fairq._raise_floor(p_shard_no integer, p_what text, p_now timestamptz, p_snapshot pg_snapshot, p_oldest timestamptz) returns void
 language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
@@ -270,7 +271,7 @@ declare
   v_next_xid bigint := fairq._sweep_floor(p_shard_no, p_what || ' next xid');
 begin
   if v_next_xid > pg_snapshot_xmax(p_snapshot)::text::bigint then
-    -- Of another server, before a restore: there is nobody left to wait for.
+    -- From before a restore into another server: there is no transaction left to wait for.
     delete from fairq.sweeps w where w.shard_no = p_shard_no and w.what = p_what || ' next xid';
     v_next_xid := null;
   end if;
@@ -284,7 +285,7 @@ begin
 end;
 $$;
 
--- Remembers how far a sweep has come.
+-- Notes how far a sweep has come.
 create function fairq._set_sweep_floor(p_shard_no integer, p_what text, p_floor bigint) returns void
 language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
