@@ -1,6 +1,6 @@
--- Why a task is not running, and what stands before it: one row, also for a task that ended; none for an unknown id.
--- ahead counts the tasks served before it as things stand: for a queued task those queued before it, for one in overflow those of its own
--- line (its group's, or its user's there) plus, for each other group, the rounds until then are not guessed: ahead_in_group is exact, ahead is null.
+-- Why a task is not running, and what comes before it. Returns one row, also for an ended task; none for an unknown id.
+-- ahead_in_group: for a queued task and one in overflow, the waiting tasks before it in its own line (its group's, or its user's there). ahead: for a queued
+-- task, the queued tasks before it; null in overflow, where it would depend on rounds to come.
 create function fairq.explain_task(p_id bigint)
 returns table (
   task_id bigint, state text, reason text, ahead_in_group bigint, ahead bigint, next_look_at timestamptz, worker_id bigint, attempt integer,
@@ -43,7 +43,7 @@ begin
   where w.shard_no = v_task.shard_no and v_task.queue = any(w.queues);
 
   if v_task.state in ('overflow', 'queued') then
-    -- Not from live_tasks: only who says "not scheduled" finds the index of a group's line.
+    -- Not from live_tasks: the index of a group's line needs the condition "not scheduled".
     select count(*) into ahead_in_group from fairq.tasks t
     where t.shard_no = v_task.shard_no and t.queue = v_task.queue and t.group_key = v_task.group_key and t.user_key = v_task.user_key
       and not t.scheduled and (-t.priority, t.sequence) < (-v_task.priority, v_task.sequence)
@@ -107,8 +107,8 @@ end;
 $$;
 comment on function fairq.explain_task is 'Why a task is not running, and how much comes before it.';
 
--- What keeps a waiting task from being served now, beside its turn: a paused queue, the limits of its group, user, key, queue and of the cluster, in the order in
--- which it meets them. Reads the same lanes and the same _allowance as promotion and pop.
+-- What keeps a waiting task from being served now, beside its turn: a paused queue, and the limits of its group, user, key, queue and of the cluster, in the
+-- order in which it meets them. Reads the same lanes and the same _allowance as promotion and pop.
 create function fairq._obstacles(
   p_shard_no integer, p_queue text, p_group_key text, p_user_key text, p_concurrency_key text, p_state text, p_now timestamptz
 ) returns table (nth integer, reason text, look_at timestamptz)
@@ -127,12 +127,13 @@ begin
   for v_scope in
     values
       (2, p_shard_no, p_queue, p_group_key, format('group "%s"', p_group_key), p_state <> 'queued'),
-      (3, p_shard_no, fairq._users_of(p_queue), case when p_user_key is not null then p_group_key end, format('user "%s" of group "%s"', p_user_key, p_group_key), p_state <> 'queued'),
+      (3, p_shard_no, fairq._users_of(p_queue), case when p_user_key is not null then p_group_key end,
+        format('user "%s" of group "%s"', p_user_key, p_group_key), p_state <> 'queued'),
       (4, p_shard_no, '#keys', p_concurrency_key, format('concurrency key "%s"', p_concurrency_key), p_state = 'blocked'),
       (5, 0, '#queue ' || p_queue, 'queue ' || p_queue, format('queue "%s"', p_queue), true),
       (6, 0, '#cluster', 'cluster', 'the cluster', true)
   loop
-    -- Of a group without users there is nothing more to look at.
+    -- A group without users has no lanes of users.
     continue when v_scope.column4 is null or not v_scope.column6 or v_scope.column1 = 3 and v_lane.inside is not distinct from null;
     v_lane := fairq._lane(v_scope.column2, v_scope.column3, v_scope.column4, case when v_scope.column1 = 3 then p_user_key else '' end);
     continue when v_lane.policy is null and (v_lane.gate).held_until is null;
@@ -143,7 +144,8 @@ begin
     reason := format('%s: %s', v_scope.column5, v_allowance.reason);
     if nth = 2 and exists (
       select from fairq.groups g
-      where g.shard_no = p_shard_no and g.queue = p_queue and g.group_key = p_group_key and g.user_key = '' and g.paused_at is null and g.leaving_at is not null)
+      where g.shard_no = p_shard_no and g.queue = p_queue and g.group_key = p_group_key and g.user_key = ''
+        and g.paused_at is null and g.leaving_at is not null)
     then
       reason := format('%s moves to another shard, and what it has in flight ends first', v_scope.column5);
     end if;

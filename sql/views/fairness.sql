@@ -1,8 +1,8 @@
--- How fair a queue is, in one row: see shares for whom.
--- shortfall is what groups received less than they were entitled to, as a part of all that was received; jain is Jain's index of what each received of what it
--- was entitled to, 1 when all are alike. Both blur where a group's turn comes less than once in the time asked for. worst_debt does not: it is the largest debt
--- as a part of its bound, and above 1 the order is broken.
--- idle_slots: slots that ran nothing, on average, while a group waited all the time with nothing but its turn before it; a task may cost its slot a second.
+-- How fair a queue is, in one row. shares says it of each group.
+-- shortfall: how much less groups received than they were entitled to, as a part of all that was received. jain: Jain's index of what each group received, as a
+-- part of what it was entitled to; 1 when all are alike. Both are blurred when a group's turn comes less than once in the time asked for. worst_debt is not: it
+-- is the largest debt as a part of its bound, and above 1 the order is broken.
+-- idle_slots: slots that ran nothing, on average, while a group waited all the time with nothing but its turn before it; each task may cost its slot a second.
 -- Raises QF003 unknown queue, QF009 time. Cost: the ledger of the time, and history since its last part.
 create function fairq.fairness(p_queue text default 'default', p_since interval default '10 minutes')
 returns table (
@@ -19,9 +19,10 @@ begin
   return query select * from fairq._fairness(v_queue, v_now - p_since, fairq._ledger_live(v_queue, v_now));
 end;
 $$;
-comment on function fairq.fairness is 'How fair a queue is: shortfall, Jain''s index, the largest debt as a part of its bound, slots that idle while tasks wait, newcomers'' waits.';
+comment on function fairq.fairness is
+  'How fair a queue is: shortfall, Jain''s index, the largest debt as a part of its bound, slots that idle while tasks wait, newcomers'' waits.';
 
--- The same of the ledger since p_from, and a part that is not written.
+-- The same by the ledger since p_from, and a part that is not written yet.
 create function fairq._fairness(p_queue fairq.queues, p_from timestamptz, p_live fairq.ledger[])
 returns table (
   groups integer, tasks bigint, seconds double precision, shortfall double precision, jain double precision, worst_debt double precision, worst_group text,

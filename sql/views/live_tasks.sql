@@ -1,7 +1,8 @@
 -- What a live task is doing, put together from body, ready, held and parked. For people and dashboards, not for a tight loop.
 create view fairq.live_tasks as
 select t.shard_no, t.id, t.queue, t.group_key, t.kind, t.priority, t.sequence, t.cost, t.created_at,
-  coalesce(t.run_at, t.created_at) as run_at, t.expires_at, t.timeout, t.max_attempts, t.idempotency_key, t.concurrency_key, nullif(t.user_key, '')::text as user_key,
+  coalesce(t.run_at, t.created_at) as run_at, t.expires_at, t.timeout, t.max_attempts, t.idempotency_key, t.concurrency_key,
+  nullif(t.user_key, '')::text as user_key,
   case
     when h.id is not null then case when h.started_at is null then 'claimed' else 'running' end
     when r.id is not null then 'queued'
@@ -21,4 +22,5 @@ left join fairq.held h on h.shard_no = t.shard_no and h.id = t.id
 left join fairq.ready r on r.shard_no = t.shard_no and r.id = t.id
 left join fairq.parked k on k.shard_no = t.shard_no and k.id = t.id;
 comment on view fairq.live_tasks is
-  'Live tasks and what they are doing: scheduled, overflow (waiting, not yet in the order), blocked (its concurrency key is taken, or it is long and no slot is free for such), queued (has an address), claimed, running.';
+  'Live tasks and what they are doing: scheduled, overflow (waiting, not yet in the order), blocked (its concurrency key has no place, or it is long and '
+  'no slot for long tasks is free), queued (has an address), claimed, running.';

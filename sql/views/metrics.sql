@@ -1,11 +1,11 @@
--- What a monitoring system wants to know, a row per sample: names as Prometheus has them, labels, value. From the ledger's last parts and totals, where gauges
--- are up to 40 seconds old, whatever the number of groups. Tasks are counted here, and not in the ledger: upkeep costs the same whatever the backlog.
--- Of groups p_groups have samples of their own, over all queues: those that were most behind, and those that waited longest, in any part of the last quarter of
--- an hour; so a group stays for a while. The others of a queue are the group 'other'.
--- fairq_desired_slots is for what scales workers: slots that would do in five minutes what came in the last five and what waits longer. What began only after
--- a longer wait is not counted again, or to work off a backlog would look like new work.
--- Cost: the ledger of the last quarter of an hour, at most 6,000 rows a queue; the totals; everything held; an index entry for each task that waits or is
--- scheduled, up to a million of each queue and shard.
+-- What a monitoring system wants to know, one row per sample: name as in Prometheus, labels, value. It reads the ledger's last parts and totals, so gauges are
+-- up to 40 seconds old, and the number of groups does not matter. It counts tasks itself: the ledger does not, so that upkeep costs the same whatever the
+-- backlog. p_groups groups have samples of their own, over all queues: those that were most behind, and those that waited longest, in any part of the last
+-- quarter of an hour, so a group stays for a while. The others of a queue are the group 'other'.
+-- fairq_desired_slots is for autoscalers: the slots that would do in five minutes what came in the last five and what has waited longer. Tasks that began after
+-- a longer wait do not count as new, or working off a backlog would look like new work.
+-- Cost: the ledger of the last quarter of an hour, at most 6,000 rows a queue; the totals; all held tasks; an index entry for each task that waits or is
+-- scheduled, up to a million for each queue and shard.
 create function fairq.metrics(p_groups integer default 20) returns table (name text, labels jsonb, value double precision)
 language plpgsql security definer rows 100 set search_path = pg_catalog, pg_temp
 set plan_cache_mode = 'force_generic_plan' set jit = 'off' set enable_seqscan = off set enable_bitmapscan = off as $$
@@ -15,7 +15,8 @@ declare
 begin
   perform fairq._check_limit(p_groups, 'the number of groups', 0, 1000);
   return query
-    select 'fairq_upkeep_failures', '{}'::jsonb, (select count(*) from fairq._shards(null) s(shard_no) join fairq.upkeep_failures f on f.shard_no = s.shard_no)::double precision
+    select 'fairq_upkeep_failures', '{}'::jsonb,
+      (select count(*) from fairq._shards(null) s(shard_no) join fairq.upkeep_failures f on f.shard_no = s.shard_no)::double precision
     union all
     select 'fairq_ledger_age_seconds', '{}', date_part('epoch', v_now - min(fairq._ledger_until(s.shard_no))) from fairq._shards(null) s(shard_no)
     union all
@@ -25,7 +26,7 @@ begin
       select c.fire_at from fairq.schedules c where c.shard_no = s.shard_no and c.fire_at is not null order by c.fire_at limit 1
     ) f
     union all
-    -- The oldest transaction that can be seen from here. The sessions of others are seen by a superuser, or pg_monitor.
+    -- The oldest transaction that this role can see. Only superusers and pg_monitor see sessions of other roles.
     select 'fairq_horizon_age_seconds', '{}', greatest(0,
       (select max(date_part('epoch', clock_timestamp() - a.xact_start)) from pg_catalog.pg_stat_activity a
        where a.pid <> pg_backend_pid() and coalesce(a.backend_xid, a.backend_xmin) is not null and (a.datname is null or a.datname = current_database())),
@@ -51,9 +52,9 @@ begin
   if p_groups > 0 then return query select m.* from fairq._group_metrics(p_groups, v_now) m; end if;
 end;
 $$;
-comment on function fairq.metrics is 'What a monitoring system wants to know, a row per sample: names as Prometheus has them, labels, value.';
+comment on function fairq.metrics is 'What a monitoring system wants to know, one row per sample: name as in Prometheus, labels, value.';
 
--- Histograms of the totals as Prometheus has them, by every second step: how long tasks waited, by queue, or ran, by queue and kind.
+-- Histograms of the totals in Prometheus's form, with every second step: how long tasks waited, by queue, or ran, by queue and kind.
 create function fairq._histograms(p_name text, p_ran boolean) returns table (name text, labels jsonb, value double precision)
 language plpgsql stable rows 100 set search_path = pg_catalog, pg_temp as $$
 begin
@@ -92,14 +93,16 @@ begin
   return query
     with part as materialized (
       select l.until, l.waiting_since, l.ended, l.ran,
-        -- The step of the histogram that ends behind five minutes.
+        -- Up to the step of the histogram that ends after five minutes.
         (select sum(w.number) from unnest(l.waits) with ordinality w(number, nth) where w.nth <= width_bucket(300, fairq._ledger_steps()) + 1) as prompt
       from fairq._shards(null) s(shard_no)
       join fairq.ledger_queues l on l.shard_no = s.shard_no and l.queue = p_queue.queue and l.begins_at > v_from
     ),
     last as materialized (
-      -- A queue that has had nothing to do since has no part.
-      select min(p.waiting_since) as waiting_since from part p where p.until = (select max(fairq._ledger_until(s.shard_no)) from fairq._shards(null) s(shard_no))
+      -- A queue without work in the last part has no row for it.
+      select min(p.waiting_since) as waiting_since
+      from part p
+      where p.until = (select max(fairq._ledger_until(s.shard_no)) from fairq._shards(null) s(shard_no))
     ),
     slot as materialized (
       select (
@@ -112,7 +115,7 @@ begin
             select t.id from fairq.tasks t where t.shard_no = h.shard_no and t.id = h.id and t.queue = p_queue.queue offset 0
           ) b
         ) as busy,
-        -- Those held are in line, too.
+        -- Held tasks are in line, too.
         sum((select count(*) from (select from fairq.tasks t where t.shard_no = s.shard_no and t.queue = p_queue.queue and not t.scheduled limit 1000000) t))
           as in_line,
         sum((select count(*) from (select from fairq.tasks t where t.shard_no = s.shard_no and t.queue = p_queue.queue and t.scheduled limit 1000000) t))
@@ -152,7 +155,7 @@ begin
 end;
 $$;
 
--- The samples of groups: of the last part, except for those that were chosen for an earlier one and are gone since.
+-- The samples of groups, by the last part. A group that was chosen for an earlier part and had no work since has none.
 create function fairq._group_metrics(p_groups integer, p_now timestamptz) returns table (name text, labels jsonb, value double precision)
 language plpgsql stable rows 100 set search_path = pg_catalog, pg_temp as $$
 begin

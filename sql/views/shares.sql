@@ -1,12 +1,12 @@
--- Who gets what: of each group what it received in the last time, what it was entitled to, how far it is behind the one that is furthest ahead, and what it
--- waits for. From the ledger, and what has happened since its last part: so it is as of now.
--- debt is what the group is behind the group that is furthest ahead of it while both had work waiting all the time with nothing but their turn before them,
--- bound how far it may be (I4). Both are null for a group that did not wait like that up to now: it has no debt.
--- eta_seconds: until all that waits of it is through, if nothing else comes, and nobody waits beside the groups returned; null: unknown, or nothing waits.
--- Returns a row for each of the p_limit groups that are most behind, or received most, and for p_group_key, and one, of the group '', for all others
--- together; none before anything was done or waited.
+-- Who gets what: for each group, what it received in the last p_since, what it was entitled to, how far it is behind the group furthest ahead, and what it
+-- waits for. It reads the ledger, and what has happened since its last part, so it is as of now.
+-- debt: how far the group is behind the group furthest ahead of it, while both had work waiting all the time with nothing but their turn before them. bound:
+-- how far it may be (I4). Both are null for a group that did not wait like that up to now: it has no debt.
+-- eta_seconds: until all its waiting tasks are done, if no others come, and only the groups returned have tasks waiting; null: unknown, or nothing waits.
+-- Returns a row for each of the p_limit groups that are most behind, or received most, one for p_group_key, and one, with group_key '', for all others
+-- together; no row before any task ran or waited.
 -- Raises QF003 unknown queue, QF007 limit, QF009 time.
--- Cost: the ledger of the time, history since its last part, and the tasks that wait of the groups returned.
+-- Cost: the ledger of the time, history since its last part, and the waiting tasks of the groups returned.
 create function fairq.shares(p_queue text default 'default', p_since interval default '10 minutes', p_limit integer default 100, p_group_key text default null)
 returns table (
   group_key text, groups integer, weight double precision, tasks bigint, seconds double precision, cost double precision, received double precision,
@@ -42,10 +42,13 @@ begin
       group by b.group_key
     ),
     backlog as materialized (
-      -- What waits of each: how many tasks, how long they take, and how much of what the queue shares they ask for.
+      -- The backlog of each group: how many tasks, how long they take, and how much they ask for of what groups share.
       select a.*, l.waiting, l.waiting * m.seconds as takes, l.waiting * coalesce(nullif(
-          case v_queue.fairness when 'time' then m.seconds when 'cost' then a.received / nullif(a.ended, 0) else a.cost / nullif(a.tasks, 0) end, 0), 1) as asks,
-        case when l.waiting > 0 then (select o.reason from fairq._obstacles(a.shard_no, p_queue, a.group_key, null, null, 'overflow', v_now) o order by o.nth limit 1) end as reason
+          case v_queue.fairness when 'time' then m.seconds when 'cost' then a.received / nullif(a.ended, 0) else a.cost / nullif(a.tasks, 0) end,
+          0), 1) as asks,
+        case when l.waiting > 0 then (
+          select o.reason from fairq._obstacles(a.shard_no, p_queue, a.group_key, null, null, 'overflow', v_now) o order by o.nth limit 1
+        ) end as reason
       from account a
       left join held h on h.group_key = a.group_key
       cross join lateral (select coalesce(a.ran / nullif(a.ended, 0), n.seconds) as seconds from mean n) m
@@ -60,9 +63,11 @@ begin
       where a.shown
     ),
     drain as materialized (
-      -- All drain at once, by weight, on as many slots as are busy: a group is through after as many rounds as it has work for. Until then each other one has
-      -- used what it has, or, if it has work for longer, its part of that.
-      select b.*, (sum(b.takes) over by_rounds + b.asks / b.weight * (sum(b.takes * b.weight / nullif(b.asks, 0)) over () - sum(b.takes * b.weight / nullif(b.asks, 0)) over by_rounds))
+      -- All groups drain at once, by weight, on as many slots as are busy: a group is done after as many rounds as it has work for. By then each other group
+      -- has used all its work takes, or, if it has work for longer, the part of that which fits into these rounds.
+      select b.*, (sum(b.takes) over by_rounds
+          + b.asks / b.weight
+            * (sum(b.takes * b.weight / nullif(b.asks, 0)) over () - sum(b.takes * b.weight / nullif(b.asks, 0)) over by_rounds))
         / greatest(1, (select sum(h.tasks) from held h)) as through
       from backlog b
       window by_rounds as (order by b.asks / b.weight)
@@ -72,21 +77,22 @@ begin
     )
     (select a.group_key, a.groups, a.weight, a.tasks, a.seconds, a.cost, a.received, a.entitled, a.debt, a.bound, fairq._quantile(f.waits, 0.5),
       fairq._quantile(f.waits, 0.95), a.waiting_since, a.waiting, a.takes,
-      -- What its own limits hold back goes at the rate that it had.
-      case when a.waiting > 0 and a.takes is not null then coalesce(case when a.reason is not null then a.asks / nullif(a.pace, 0) end, a.through) end, a.reason, f.behind
+      -- A group that its own limits hold back goes on as fast as it did.
+      case when a.waiting > 0 and a.takes is not null then coalesce(case when a.reason is not null then a.asks / nullif(a.pace, 0) end, a.through) end,
+      a.reason, f.behind
     from drain a
     left join told f on f.shard_no = a.shard_no and f.group_key = a.group_key
     order by a.nth)
     union all
-    select '', sum(a.groups)::integer, sum(a.weight), sum(a.tasks)::bigint, sum(a.seconds), sum(a.cost), sum(a.received), sum(a.entitled), null, null, null, null,
-      min(a.waiting_since), null, null, null, null, null
+    select '', sum(a.groups)::integer, sum(a.weight), sum(a.tasks)::bigint, sum(a.seconds), sum(a.cost), sum(a.received), sum(a.entitled),
+      null, null, null, null, min(a.waiting_since), null, null, null, null, null
     from account a
     where not a.shown
     having count(*) > 0;
 end;
 $$;
 comment on function fairq.shares is
-  'Who gets what: a row per group with what it received and was entitled to, its debt and the bound of that, its waits, its backlog, and what it waits for.';
+  'Who gets what: a row per group with what it received and was entitled to, its debt and its bound, its waits, its backlog, and what it waits for.';
 
 -- What has happened in a queue since the last part of its ledger, as a part of its own.
 create function fairq._ledger_live(p_queue fairq.queues, p_now timestamptz) returns fairq.ledger[]
@@ -103,7 +109,8 @@ begin
 end;
 $$;
 
--- The ledger of a queue since p_from, and a part that is not written. A set, and without settings: so it is inlined, and columns that nobody wants are not read.
+-- The ledger of a queue since p_from, and a part that is not written yet. It returns a set, and has no settings, so it is inlined, and only the columns wanted
+-- are read.
 create function fairq._ledger_since(p_queue text, p_from timestamptz, p_live fairq.ledger[]) returns setof fairq.ledger
 language sql stable rows 1000 as $$
   select l.* from fairq.ledger l
@@ -112,9 +119,9 @@ language sql stable rows 1000 as $$
   select u.* from unnest(p_live) u
 $$;
 
--- The rows of a ledger taken together by group, with what each is behind. Of a group that was judged in every part up to the last one, each stretch up to
--- now is compared with the group that is furthest ahead in it; the stretch that comes nearest to the bound counts.
--- Pops that overlap may begin and commit in another order than that in which they took tasks: with several workers one more task of each for each of them.
+-- The rows of a ledger taken together by group, with the debt of each. For a group that was judged in the last part, each stretch up to now in all of whose
+-- parts it was judged is compared with the group furthest ahead in it; the stretch in which the debt comes nearest to its bound counts.
+-- Overlapping pops may begin and commit in another order than they took tasks: so the bound has the largest task of both groups once for each worker.
 create function fairq._accounts(p_queue fairq.queues, p_from timestamptz, p_live fairq.ledger[]) returns setof fairq.account
 language plpgsql stable set search_path = pg_catalog, pg_temp set enable_nestloop = off set enable_mergejoin = off set work_mem = '64MB' as $$
 begin
@@ -128,7 +135,7 @@ begin
       select t.shard_no, t.begins_at, row_number() over (partition by t.shard_no order by t.begins_at desc) as part_no
       from (select distinct r.shard_no, r.begins_at from entry r) t
     ),
-    -- Of groups that were judged in the last part those before it, as long as they were judged in each.
+    -- For groups that were judged in the last part, the parts before it, back to the first in which they were not.
     judged as materialized (
       select j.*
       from (
@@ -188,8 +195,8 @@ begin
 end;
 $$;
 
--- How long tasks of these groups waited, and behind whom: the three that had most while they waited. Of each part the ten that had most count.
--- Hashes, whatever the planner thinks of arrays: a row of one with each row of the other is minutes for an hour of 200 groups.
+-- How long tasks of these groups waited, and behind whom: the three groups that had most while they waited. In each part, the ten that had most count.
+-- Nested loops are off, so it hashes, whatever the planner thinks of arrays: a nested loop takes minutes for an hour of 200 groups.
 create function fairq._waits(p_queue text, p_from timestamptz, p_live fairq.ledger[], p_groups text[])
 returns table (shard_no integer, group_key text, waits bigint[], behind jsonb)
 language sql stable set search_path = pg_catalog, pg_temp set enable_nestloop = off set enable_mergejoin = off as $$
@@ -200,7 +207,7 @@ language sql stable set search_path = pg_catalog, pg_temp set enable_nestloop = 
     where r.group_key <> ''
   ),
   hist as materialized (
-    -- Each step by itself: to take the arrays apart and put them together again costs ten times as much.
+    -- Step by step: taking the arrays apart and putting them together again costs ten times as much.
     select r.shard_no, r.group_key, array[
       sum(r.waits[1]), sum(r.waits[2]), sum(r.waits[3]), sum(r.waits[4]), sum(r.waits[5]), sum(r.waits[6]), sum(r.waits[7]), sum(r.waits[8]),
       sum(r.waits[9]), sum(r.waits[10]), sum(r.waits[11]), sum(r.waits[12]), sum(r.waits[13]), sum(r.waits[14]), sum(r.waits[15]), sum(r.waits[16]),
@@ -228,7 +235,7 @@ language sql stable set search_path = pg_catalog, pg_temp set enable_nestloop = 
   ) b on b.shard_no = h.shard_no and b.group_key = h.group_key
 $$;
 
--- A quantile of a histogram, in seconds: in its step as if lengths were spread evenly there.
+-- A quantile of a histogram, in seconds, as if the lengths in each step were spread evenly.
 create function fairq._quantile(p_histogram bigint[], p_part double precision) returns double precision
 language sql immutable parallel safe as $$
   select case when c.before + c.number = 0 then null

@@ -31,7 +31,7 @@ left join lateral (
 ) b on true;
 comment on view fairq.group_stats is 'Live tasks per queue, group and state, and what is left of budgets. Counts all live tasks.';
 
--- What an operator sees of a tenant, in one row. Admin pages want one column that names it.
+-- What an operator sees of a tenant, in one row. The column key is for admin pages, which want one column that identifies a row.
 create view fairq.tenants as
 select jsonb_build_array(coalesce(s.queue, g.queue), coalesce(s.group_key, g.group_key))::text as key, coalesce(s.queue, g.queue) as queue,
   coalesce(s.group_key, g.group_key) as group_key,
@@ -66,14 +66,16 @@ select l.queue, l.group_key, e.kind, e.used, e.cost, e.tasks
 from fairq.lanes l
 cross join lateral unnest((l.pace).estimates) as e(kind, tasks, used, cost)
 where l.queue not like '#%';
-comment on view fairq.estimates is 'What tasks of a group and kind use, where groups share that: the mean of the last attempts, the mean of the costs they were created with, and how many were measured, up to 16.';
+comment on view fairq.estimates is
+  'What tasks of a group and kind use, where groups share that: the mean of the last attempts, the mean of the costs they were created with, and how many '
+  'were measured, up to 16.';
 
 create view fairq.schedule_stats as
 select s.name, s.group_key, s.owner, s.cron, s.time_zone, s.every, s.spread, s.missed, s.queue, s.kind, s.paused_at, s.next_tick, s.fire_at, s.plan_at,
   s.last_tick, s.last_task_id, coalesce(f.outcome, l.state) as last_state, s.problem
 from fairq.schedules s
 left join lateral (
-  -- Before its group moved it may have ended in another shard.
+  -- The task may have ended in another shard, before its group moved.
   select f.outcome from fairq.finished_tasks f
   where f.shard_no = any(array(select n.shard_no from fairq._shards(null) n(shard_no))) and f.id = s.last_task_id
   offset 0
@@ -82,4 +84,4 @@ left join lateral (
   select l.state from fairq.live_tasks l where l.shard_no = s.shard_no and l.id = s.last_task_id offset 0
 ) l on true;
 comment on view fairq.schedule_stats is
-  'Schedules, when each fires next, and how its last task ended or what that is doing. A few look-ups per schedule: for people and dashboards.';
+  'Schedules, when each fires next, and how its last task ended, or what it is doing. A few look-ups per schedule: for people and dashboards.';
