@@ -13,7 +13,7 @@
 -- than the move or younger than its end, waits for those that know both. The move ends only when no transaction is left that began before its last step.
 
 -- Moves the next group, and at last what belongs to none. Call it until it says done.
--- Returns {"state": "moving" | "ending" | "waiting" | "done", "from", "to": numbers of shards, "groups": all that have to move, "left": those that have not yet,
+-- Returns {"state": "moving" | "ending" | "waiting" | "done", "from", "to": numbers of shards, "groups": all that have to move, "left": those yet to move,
 -- "leaving": those that wait for tasks in flight, "transactions": how many it waits for, "moved": what this call moved}. waiting: nothing can be done now,
 -- call again in a moment.
 -- Raises QF005 not READ COMMITTED.

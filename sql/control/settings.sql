@@ -85,7 +85,7 @@ begin
               when 'owner' then 'The name of an app, up to 200 bytes'
               else 'The name of a role that exists'
             end
-          end || '; null takes the setting away.',
+          end || '; null removes the setting.',
           column = v_setting.name;
     end if;
     if v_setting.type = 'interval' then
@@ -109,7 +109,7 @@ begin
       continue;
     end if;
     if v_changes ->> v_setting.time is not null then
-      raise exception 'setting % of % says nothing without %', v_setting.time, p_of, v_setting.rule
+      raise exception 'setting % of % has no effect without %', v_setting.time, p_of, v_setting.rule
         using errcode = 'QF007', hint = format('Set %s as well.', v_setting.rule), column = v_setting.time;
     end if;
     if v_changes ? v_setting.rule then
@@ -129,7 +129,7 @@ create function fairq._check_unit(p_queue fairq.queues, p_budget double precisio
 language plpgsql immutable set search_path = pg_catalog, pg_temp as $$
 begin
   if p_queue.fairness = 'count' and p_budget is not null then
-    raise exception 'a budget of % says nothing where groups share by count, as in queue "%"', p_budget, p_queue.queue
+    raise exception 'a budget of % has no effect where groups share by count, as in queue "%"', p_budget, p_queue.queue
       using errcode = 'QF014', hint = 'A budget is in what groups share: set fairness to cost, or to time. To limit how many tasks start, set a rate.';
   end if;
 end;

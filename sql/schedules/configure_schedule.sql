@@ -1,9 +1,9 @@
--- Creates a schedule, or changes its settings, columns of fairq.schedules: an absent one stays as it is, a null takes one away, so that the default holds. What
--- is said again and is the same changes nothing: neither the next tick nor a pause. A schedule belongs to a group, as the tasks that it creates; schedules of
--- several groups may have one name. Its first tick is after its creation, or after the change of its rule. The ticks of cron are planned by others, who can read
--- it: see unplanned_schedules.
--- Returns the schedule. Raises QF001 group key, QF002 payload or headers, QF003 unknown queue, QF006 bad name, kind or key, QF007 priority, QF009 bad time, QF014
--- an unknown setting, QF017 neither cron nor every, or both; cron, time zone or policy that cannot be meant; a schedule of another owner. Locks: the schedule.
+-- Creates a schedule, or changes its settings, which are columns of fairq.schedules. An absent setting stays as it is; a null removes one, and the default
+-- holds. To repeat the same settings changes nothing, neither the next tick nor a pause. A schedule belongs to a group, like the tasks that it creates;
+-- schedules of several groups may have one name. Its first tick is after its creation, or after a change of its rule. SQL cannot read cron expressions: see
+-- unplanned_schedules for who plans their ticks.
+-- Returns the schedule. Raises QF001 group key, QF002 payload or headers, QF003 unknown queue, QF006 bad name, kind or key, QF007 priority, QF009 bad time,
+-- QF014 an unknown setting; QF017 neither cron nor every, or both, a bad cron, time_zone or missed, or a schedule of another owner. Locks: the schedule.
 create function fairq.configure_schedule(p_name text, p_group_key text, p_settings jsonb default '{}') returns fairq.schedules
 language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = 'off' as $$
 declare
@@ -43,9 +43,9 @@ begin
   v_new.kind := coalesce(v_new.kind, 'default');
   v_new.payload := coalesce(v_new.payload, 'null');
   perform fairq._check_schedule(v_of, v_old, v_new);
-  -- An app without a name changes nobody's, and owns none.
+  -- An app without a name (owner '') changes no schedule of another app, and owns none.
   v_new.owner := nullif(v_new.owner, '');
-  -- A day of 24 hours, also where the clocks change.
+  -- A day is 24 hours, also when clocks change.
   v_new.every := make_interval(secs => extract(epoch from v_new.every)::double precision);
   v_new.spread := make_interval(secs => extract(epoch from v_new.spread)::double precision);
   v_new.delay := coalesce(fairq._share_of(v_new.spread, p_name, p_group_key), interval '0');
@@ -66,9 +66,9 @@ begin
   return v_new;
 end;
 $$;
-comment on function fairq.configure_schedule is 'Creates a schedule, or changes its settings; an absent one stays, a null takes one away.';
+comment on function fairq.configure_schedule is 'Creates a schedule, or changes its settings. An absent setting stays as it is; null removes one.';
 
--- What is wrong with a schedule.
+-- Raises what is wrong with a schedule, see configure_schedule.
 create function fairq._check_schedule(p_of text, p_old fairq.schedules, p_new fairq.schedules) returns void
 language plpgsql stable set search_path = pg_catalog, pg_temp as $$
 begin
@@ -77,11 +77,11 @@ begin
     p_new.concurrency_key, p_new.headers)
   from fairq.settings s;
   if jsonb_typeof(p_new.headers) <> 'object' then
-    raise exception 'the headers of % are no object', p_of using errcode = 'QF014', hint = 'A JSON object that travels with each task.';
+    raise exception 'the headers of % are not an object', p_of using errcode = 'QF014', hint = 'A JSON object that travels with each task.';
   end if;
   if num_nonnulls(p_new.cron, p_new.every) <> 1 then
     raise exception '% has %', p_of, case when p_new.cron is null then 'neither cron nor every' else 'both cron and every' end
-      using errcode = 'QF017', hint = 'One of them says when: {"cron": "0 3 * * *"} or {"every": "10 seconds"}; null takes the other one away.';
+      using errcode = 'QF017', hint = 'Set one of them: {"cron": "0 3 * * *"} or {"every": "10 seconds"}; null removes the other.';
   end if;
   if p_new.cron !~ '^[0-9A-Za-z*,/#-]+( +[0-9A-Za-z*,/#-]+){4}$' or octet_length(p_new.cron) > 200 then
     raise exception 'the cron expression of % is "%"', p_of, left(p_new.cron, 60)
@@ -98,7 +98,7 @@ begin
   perform fairq._check_length('every of ' || p_of, p_new.every, interval '366 days');
   if p_new.every < interval '1 second' or extract(month from p_new.every) <> 0 or extract(year from p_new.every) <> 0 then
     raise exception 'every of % is %', p_of, p_new.every
-      using errcode = 'QF009', hint = 'At least a second, and a length that is always the same: of months and years cron knows.';
+      using errcode = 'QF009', hint = 'At least a second, without months and years: for those set cron.';
   end if;
   if p_new.spread <> interval '0' then
     perform fairq._check_length('spread of ' || p_of, p_new.spread, interval '366 days');
@@ -108,12 +108,12 @@ begin
   end if;
   if p_old.owner <> p_new.owner then
     raise exception '% belongs to "%"', p_of, p_old.owner
-      using errcode = 'QF017', hint = 'Name yours otherwise; or remove the other one first: select fairq.remove_schedule(...);';
+      using errcode = 'QF017', hint = 'Give yours another name, or remove the other one first: select fairq.remove_schedule(...);';
   end if;
 end;
 $$;
 
--- A group's own part of a length of time: always the same, and those of many groups are spread evenly.
+-- A group's own part of a length of time: always the same for a group, and spread evenly over many groups.
 create function fairq._share_of(p_length interval, p_name text, p_group_key text) returns interval
 language sql immutable set search_path = pg_catalog, pg_temp as $$
   select make_interval(secs => round(

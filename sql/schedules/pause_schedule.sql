@@ -1,5 +1,5 @@
--- Pauses a schedule, or those of all groups that have the name: no ticks until it is resumed. Tasks that are there go on.
--- Returns how many schedules that is. Raises QF018: there is none. Locks: the schedules.
+-- Pauses a schedule, or, without a group, those of the name in all groups: no ticks until it is resumed. Tasks that exist go on.
+-- Returns how many schedules have the name. Raises QF018 when none has. Locks: the schedules.
 create function fairq.pause_schedule(p_name text, p_group_key text default null) returns integer
 language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = 'off' as $$
 declare

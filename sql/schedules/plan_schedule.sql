@@ -1,8 +1,8 @@
--- Stores the ticks of a schedule by cron, all that come after p_done_until, as far ahead as whoever planned them looked. The next plan is due when half of them
--- are past, and within a day or so in any case: time zones change. With p_problem none could be told: that is noted, and tried again in an hour.
--- Nothing happens when the schedule has moved on meanwhile, or has been changed: then it was planned for nothing.
--- Returns whether they were stored.
--- Raises QF009 when the ticks do not ascend from p_done_until; QF007 more than 1000; 42501 the schedule's queue is for other roles. Locks: the schedule.
+-- Stores the ticks of a schedule by cron, all that come after p_done_until, as far ahead as the planner looked. The next plan is due when half of them are
+-- past, and within a day in any case: time zones change. p_problem says why no ticks could be planned: it is noted, and the schedule is planned again in an
+-- hour. Nothing happens when the schedule has moved on meanwhile, or was changed: then the plan is obsolete.
+-- Returns whether the ticks were stored.
+-- Raises QF009 when the ticks do not ascend from p_done_until; QF007 more than 1000; 42501 when the queue is for other roles. Locks: the schedule.
 create function fairq.plan_schedule(p_name text, p_group_key text, p_done_until timestamptz, p_ticks timestamptz[], p_problem text default null)
 returns boolean
 language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = 'off' as $$
@@ -12,26 +12,27 @@ declare
   v_schedule fairq.schedules;
 begin
   if cardinality(p_ticks) > 1000 then
-    raise exception 'schedule "%" is planned with % ticks', coalesce(left(p_name, 60), 'null'), cardinality(p_ticks) using errcode = 'QF007', hint = 'At most 1000.';
+    raise exception 'schedule "%" is planned with % ticks', coalesce(left(p_name, 60), 'null'), cardinality(p_ticks)
+      using errcode = 'QF007', hint = 'At most 1000.';
   end if;
   if exists (
     select from unnest(p_ticks) with ordinality t(tick, nth)
     where (t.tick > coalesce(p_ticks[t.nth - 1], p_done_until)) is not true or t.tick > '9999-01-01'
   ) then
     raise exception 'the ticks of schedule "%" do not ascend from %', coalesce(left(p_name, 60), 'null'), coalesce(p_done_until::text, 'null')
-      using errcode = 'QF009', hint = 'Those after done_until, as unplanned_schedules said it, each once.';
+      using errcode = 'QF009', hint = 'Give the ticks after the done_until that unplanned_schedules returned, in order, each once.';
   end if;
   v_shard_no := fairq._home(p_group_key);
   select s.* into v_schedule from fairq.schedules s
   where s.shard_no = v_shard_no and s.name = p_name and s.group_key = p_group_key and s.cron is not null and s.done_until = p_done_until
   for update;
   if not found then return false; end if;
-  -- A tick is a task.
+  -- Whoever plans a tick decides when a task is created.
   if not fairq._may_plan(v_schedule.queue) then
     perform fairq._check_role(q.queue, q.work_role) from fairq.queues q where q.queue = v_schedule.queue;
   end if;
 
-  v_schedule.problem := coalesce(left(p_problem, 500), case when coalesce(cardinality(p_ticks), 0) = 0 then 'no time is ever meant by it' end);
+  v_schedule.problem := coalesce(left(p_problem, 500), case when coalesce(cardinality(p_ticks), 0) = 0 then 'no time ever matches it' end);
   if v_schedule.problem is null then
     v_schedule.ticks := p_ticks;
     v_schedule := fairq._aimed(v_schedule);

@@ -1,5 +1,5 @@
--- Removes a schedule, or those of all groups that have the name. Tasks that it created stay.
--- Returns how many schedules that were. Raises QF018: there is none. Locks: the schedules.
+-- Removes a schedule, or, without a group, those of the name in all groups. Tasks that it created stay.
+-- Returns how many schedules had the name. Raises QF018 when none has. Locks: the schedules.
 create function fairq.remove_schedule(p_name text, p_group_key text default null) returns integer
 language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = 'off' as $$
 declare

@@ -1,5 +1,5 @@
--- Resumes a paused schedule, or those of all groups that have the name. Ticks that passed during the pause are not made up for.
--- Returns how many schedules have the name. Raises QF018: there is none. Locks: the schedules.
+-- Resumes a paused schedule, or, without a group, those of the name in all groups. Nothing makes up for ticks that passed during the pause.
+-- Returns how many schedules have the name. Raises QF018 when none has. Locks: the schedules.
 create function fairq.resume_schedule(p_name text, p_group_key text default null) returns integer
 language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = 'off' as $$
 declare

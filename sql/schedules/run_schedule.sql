@@ -1,5 +1,5 @@
--- Creates a task of a schedule now, or of those of all groups that have the name. Its ticks stay as they are; a paused one can be run, too.
--- Returns the ids of the tasks. Raises QF018: there is no such schedule; what create_task raises.
+-- Creates a task of a schedule now, or, without a group, of each of the name in all groups. Its ticks stay as they are; a paused schedule can be run, too.
+-- Returns the ids of the tasks. Raises QF018 when no schedule has the name, and what create_task raises.
 -- Locks: the schedules.
 create function fairq.run_schedule(p_name text, p_group_key text default null) returns setof bigint
 language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = 'off' as $$

@@ -1,4 +1,4 @@
--- A schedule with its next tick after what is dealt with, and when that fires.
+-- The schedule with its next tick after done_until, and the time at which that fires.
 create function fairq._aimed(p_schedule fairq.schedules) returns fairq.schedules
 language plpgsql immutable set search_path = pg_catalog, pg_temp as $$
 declare
@@ -13,13 +13,12 @@ begin
 end;
 $$;
 
--- Creates the tasks of due schedules, one tick of each, at most p_limit. What is due then still, another call creates: the next one, or one that runs
--- meanwhile. A schedule is locked, moved on and made a task of in one transaction, by the database's clock; who meets it after that finds it not due. So a
--- tick happens once, whoever calls how often.
--- Who fires has the schedule's rights, not his own: the queue's enqueue_role was for whoever made the schedule. A queue that drains, or is gone, refuses.
+-- Creates the tasks of due schedules, one tick of each, at most p_limit. Another call, later or at the same time, creates the rest. One transaction locks a
+-- schedule, creates its task and moves it on, by the database's clock; whoever reads it after that finds it not due. So a tick happens once, however many call.
+-- The caller's own rights do not count: the queue's enqueue_role was checked for whoever made the schedule. A queue that drains, or is gone, refuses the task.
 -- Returns the ids of the tasks.
--- One by one: a join of the due ones with their table was planned while that was empty, and then reads all of it. enable_sort is off: due rows come in the
--- order of their index, another one with a sort behind it would read all of them, too.
+-- It updates schedules one by one: a join of due schedules with their table, planned while that was empty, reads all of it. enable_sort is off: the index gives
+-- due rows in order; the planner might take another one and a sort, which reads all rows, too.
 -- Locks: schedules, "skip locked"; tasks and rings are only inserted.
 -- Cost: schedules_fire_at_idx up to now; one update and two inserts a tick.
 create function fairq._fire_due(p_shard_no integer, p_limit integer, p_now timestamptz) returns bigint[]
@@ -31,21 +30,22 @@ declare
   v_queues text[] := array[]::text[];
 begin
   for v_due in
-    select d.*, f.tick, case when d.every is null then (select min(t.tick) from unnest(d.ticks) t(tick) where t.tick > f.tick) else f.tick + d.every end as following,
+    select d.*, f.tick,
+      case when d.every is null then (select min(t.tick) from unnest(d.ticks) t(tick) where t.tick > f.tick) else f.tick + d.every end as following,
       d.missed <> 'skip' or p_now <= f.tick + d.delay + interval '1 minute' as fires
     from (
       select s.* from fairq.schedules s
       where s.shard_no = p_shard_no and s.fire_at <= p_now
       order by s.fire_at limit p_limit for update skip locked
     ) d
-    -- The last one whose time has come.
+    -- The last tick whose time has come.
     cross join lateral (
       select case
         when d.every is null then (select max(t.tick) from unnest(d.ticks) t(tick) where t.tick <= p_now - d.delay)
         else d.next_tick + floor(extract(epoch from p_now - d.fire_at) / extract(epoch from d.every))::double precision * d.every
       end as tick
     ) l
-    -- The one that fires.
+    -- The tick that fires.
     cross join lateral (
       select case when d.missed <> 'all' then l.tick when d.every is null then d.next_tick else greatest(d.next_tick, l.tick - 99 * d.every) end as tick
     ) f
@@ -79,14 +79,15 @@ begin
 end;
 $$;
 
--- What a task of a schedule is told beside its payload: whose, and of which tick.
+-- The headers of a schedule's task: the schedule's own, its name and the tick.
 create function fairq._tick_headers(p_headers jsonb, p_name text, p_tick timestamptz) returns jsonb
 language sql stable as $$
-  select coalesce(p_headers, '{}') || jsonb_build_object('schedule', p_name, 'scheduled_for', to_char(p_tick at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"+00:00"'))
+  select coalesce(p_headers, '{}')
+    || jsonb_build_object('schedule', p_name, 'scheduled_for', to_char(p_tick at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"+00:00"'))
 $$;
 
--- The schedules of a name, of one group or of all, locked.
--- Raises QF018: there is none. Nothing may be joined with it: a join whose other side is empty does not call it at all.
+-- Locks and returns the schedules of a name, of one group or of all.
+-- Raises QF018 when there is none. Do not join it with anything: a join whose other side is empty does not call it at all.
 create function fairq._schedules(p_name text, p_group_key text) returns setof fairq.schedules
 language plpgsql rows 10 set search_path = pg_catalog, pg_temp as $$
 begin

@@ -1,9 +1,11 @@
--- Schedules by cron whose plan is to be renewed. SQL does not read cron expressions: who calls computes the ticks after done_until and stores them with
--- plan_schedule. A plan reaches some days ahead, so firing goes on for as long where nobody plans.
--- Returns at most p_limit of them per shard, those first that wait longest, and what time it is: the caller's own clock may be wrong. None of a queue for other roles.
+-- Schedules by cron whose plan is to be renewed. SQL cannot read cron expressions: the caller computes the ticks after done_until, and stores them with
+-- plan_schedule. A plan reaches some days ahead, so firing goes on that long when nobody plans.
+-- Returns at most p_limit per shard, those that wait longest first, and what time it is, because the caller's clock may be wrong. Leaves out those in queues of
+-- other roles.
 -- Raises QF007 bad limit.
 create function fairq.unplanned_schedules(p_limit integer default 100) returns setof fairq.unplanned
-language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = 'off' set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp
+set jit = 'off' set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off as $$
 declare
   v_now timestamptz := fairq._now();
   v_shard_no integer;

@@ -365,7 +365,7 @@ def test_a_group_that_nobody_has_heard_of_is_said_to_be_none(database: Database)
         ),
         (
             "queues set default --group-rate-period 1s",
-            '--group-rate-period of queue "default" says nothing without --group-rate-limit',
+            '--group-rate-period of queue "default" has no effect without --group-rate-limit',
             "Set --group-rate-limit as well.",
         ),
         (
