@@ -181,7 +181,7 @@ def get_task(
     *,
     id: int,
 ) -> driver.Params:
-    """A task, live or ended; its state, or its outcome."""
+    """A task, live or ended; state is its outcome when it has ended."""
     return (driver.Int8(id),)
 
 
@@ -268,7 +268,7 @@ def cancel_many(
     group_key: str | None = None,
     kind: str | None = None,
 ) -> driver.Params:
-    """Cancels the live tasks of a queue, as `cancel_task` does, or only counts them; how many."""
+    """Cancels the live tasks of a queue, as `cancel_task` does, or only counts them. Returns how many."""
     return (
         dry_run,
         queue,
@@ -303,7 +303,7 @@ def retry_many(
     outcome: str,
     since: str | None = None,
 ) -> driver.Params:
-    """Runs ended tasks of a queue again, as `retry_task` does, or only counts them; how many."""
+    """Runs ended tasks of a queue again, as `retry_task` does, or only counts them. Returns how many."""
     return (
         dry_run,
         queue,
@@ -387,7 +387,7 @@ def look_at_result(
     *,
     id: int,
 ) -> driver.Params:
-    """How a task ended, or whether it is live still."""
+    """How a task ended, or whether it is still live."""
     return (driver.Int8(id),)
 
 
@@ -410,7 +410,7 @@ def latest_progress(
     *,
     id: int,
 ) -> driver.Params:
-    """How far a running task says it is; no row: it has said nothing, or is not live."""
+    """What a running task last reported of its progress; no row: it has reported nothing, or is not live."""
     return (driver.Int8(id),)
 
 
@@ -435,7 +435,7 @@ select pg_catalog.pg_backend_pid()::integer as pid""",
     driver.scalar(),
 )
 def backend_pid() -> driver.Params:
-    """The process behind the session. A pooler tells its clients another number."""
+    """The server process of the session. A pooler gives its clients another number."""
     return ()
 
 
@@ -518,7 +518,7 @@ def set_clock(
     *,
     at: str,
 ) -> driver.Params:
-    """Tests: the engine's clock stands at this time until the transaction ends; empty text: it runs again. Whether this installation obeys."""
+    """Tests: stops the engine's clock at this time until the transaction ends; an empty text lets it run again. Returns whether this installation obeys."""
     return (at,)
 
 

@@ -15,7 +15,7 @@ select coalesce(has_schema_privilege(to_regnamespace('fairq')::oid, 'usage'), fa
     driver.scalar(),
 )
 def check_schema_is_open() -> driver.Params:
-    """Whether the role may look into the schema at all. Where it may not, one finding says so."""
+    """Whether the role may use the schema at all. If it may not, one finding says so."""
     return ()
 
 
@@ -91,7 +91,7 @@ order by 1 desc, 2, 3""",
     driver.row(CheckTimeoutsRow),
 )
 def check_timeouts() -> driver.Params:
-    """Of this session before the round began, and of roles that work with fairq."""
+    """Timeouts of this session, as they were before the doctor set its own, and of roles that work with fairq."""
     return ()
 
 
@@ -136,7 +136,8 @@ class CheckQueuesRow:
 @driver.Statement[list[CheckQueuesRow]](
     "many",
     """-- name: CheckQueues :many
-select s.queue, s.overflow + s.queued as waiting, s.oldest_waiting_since::timestamptz as oldest_waiting_since, clock_timestamp() as now, q.paused_at is not null as paused
+select s.queue, s.overflow + s.queued as waiting, s.oldest_waiting_since::timestamptz as oldest_waiting_since, clock_timestamp() as now,
+  q.paused_at is not null as paused
 from fairq.queue_stats s
 join fairq.queues q on q.queue = s.queue
 order by s.queue""",
@@ -193,7 +194,7 @@ order by t.queue, t.kind""",
     driver.row(CheckKindsRow),
 )
 def check_kinds() -> driver.Params:
-    """Whoever met a task of a kind that he does not know gave it back, to wait for its next time."""
+    """Kinds that no live worker of their queue knows: workers that met such tasks gave them back, to wait for another worker."""
     return ()
 
 
@@ -220,7 +221,7 @@ order by f.worst_debt desc nulls last""",
     driver.row(CheckFairnessRow),
 )
 def check_fairness() -> driver.Params:
-    """Of queues in which somebody waited all the time: each stretch up to now, of ten minutes at most."""
+    """The worst debt in each queue in which a group waited all the time, over the last ten minutes."""
     return ()
 
 
@@ -345,7 +346,7 @@ order by age desc""",
     driver.row(CheckHorizonRow),
 )
 def check_horizon() -> driver.Params:
-    """What keeps dead rows from being removed. Of other roles' sessions only pg_monitor sees start and name."""
+    """What keeps dead rows from being removed. Only pg_monitor sees start and name of other roles' sessions."""
     return ()
 
 

@@ -41,7 +41,8 @@ cross join lateral (
   from (
     select p.group_key, sum(p.seconds) as seconds
     from generate_series(
-      date_bin('30 seconds', greatest(t.runnable_at, w.started_at - interval '10 minutes'), timestamptz '2000-01-01 00:00:00+00'), w.started_at, '30 seconds'
+      date_bin('30 seconds', greatest(t.runnable_at, w.started_at - interval '10 minutes'), timestamptz '2000-01-01 00:00:00+00'), w.started_at,
+      '30 seconds'
     ) s(begins_at)
     join fairq.ledger p on p.shard_no = t.shard_no and p.begins_at = s.begins_at and p.queue = t.queue
     where p.group_key not in ('', t.group_key) and p.seconds > 0
@@ -73,8 +74,8 @@ def read_waits(
     *,
     ids: Sequence[int | None],
 ) -> driver.Params:
-    """How tasks that are held waited: since when, behind whom by the ledger of ten minutes at most (the three groups that used most meanwhile), and what holds
-    the group back now, beside its turn.
+    """How held tasks waited: since when; behind whom, by the ledger of at most ten minutes (the three groups that used most meanwhile); and what holds the group
+    back now, beside its turn.
     """
     return (driver.Typed(ids, 1016),)
 
@@ -145,7 +146,7 @@ where s.schemaname = 'fairq'""",
     driver.row(RowsEverRow),
 )
 def rows_ever() -> driver.Params:
-    """Rows ever inserted, as the statistics of the server saw them: cheap, whatever the tables hold."""
+    """How many tasks were ever created and ended, by the server's statistics: cheap, however many rows the tables have."""
     return ()
 
 
@@ -164,7 +165,7 @@ def group_is_known(
     queue: str,
     group_key: str,
 ) -> driver.Params:
-    """Whether somebody has heard of a group: a misspelt one is no error."""
+    """Whether a group has settings or live tasks: a misspelt name is no error to the engine."""
     return (
         queue,
         group_key,
@@ -200,5 +201,5 @@ def samples(
     *,
     max_groups: int,
 ) -> driver.Params:
-    """The metrics. `max_groups` is how many groups have series, over all queues."""
+    """The metrics. `max_groups` is how many groups have samples of their own, over all queues."""
     return (driver.Int4(max_groups),)

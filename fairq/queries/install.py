@@ -45,7 +45,7 @@ def blockers(
     lock_key: int,
     waited_seconds: float,
 ) -> driver.Params:
-    """Whoever holds a lock on something of ours, and has been in the same transaction for as long as we waited."""
+    """Sessions that hold a lock on an object of fairq, and whose transaction is at least as old as our wait."""
     return (
         driver.Int8(lock_key),
         driver.Float8(waited_seconds),

@@ -48,7 +48,7 @@ def read_shares(
     max_groups: int,
     group_key: str | None = None,
 ) -> driver.Params:
-    """Who got what, a row per group, and one of a group that is named; the group '' is all others together."""
+    """Who got what: one row per group, also for the group that is named; the group '' is all others together."""
     return (
         queue,
         driver.Float8(seconds),

@@ -19,7 +19,7 @@ def configure_queue(
     queue: str,
     settings: str,
 ) -> driver.Params:
-    """Creates a queue, or changes its settings; an absent one stays, a null takes one away."""
+    """Creates a queue, or changes its settings. An absent setting stays, null removes one."""
     return (
         queue,
         settings,
@@ -29,7 +29,9 @@ def configure_queue(
 @driver.Statement[str](
     "the",
     """-- name: ConfigureKind :one
-select fairq._settings_json(fairq.configure_kind(p_queue => $1::text, p_kind => $2::text, p_settings => $3::text::jsonb))::text as settings""",
+select fairq._settings_json(fairq.configure_kind(
+  p_queue => $1::text, p_kind => $2::text, p_settings => $3::text::jsonb
+))::text as settings""",
     driver.scalar(),
 )
 def configure_kind(
@@ -38,7 +40,7 @@ def configure_kind(
     kind: str,
     settings: str,
 ) -> driver.Params:
-    """Declares what holds for the tasks of a kind; an absent one stays, a null takes one away."""
+    """Declares what holds for the tasks of a kind. An absent setting stays, null removes one."""
     return (
         queue,
         kind,
@@ -49,7 +51,9 @@ def configure_kind(
 @driver.Statement[str](
     "the",
     """-- name: ConfigureGroup :one
-select fairq._settings_json(fairq.configure_group(p_queue => $1::text, p_group_key => $2::text, p_settings => $3::text::jsonb))::text as settings""",
+select fairq._settings_json(fairq.configure_group(
+  p_queue => $1::text, p_group_key => $2::text, p_settings => $3::text::jsonb
+))::text as settings""",
     driver.scalar(),
 )
 def configure_group(
@@ -58,7 +62,7 @@ def configure_group(
     group_key: str,
     settings: str,
 ) -> driver.Params:
-    """Changes settings of one group; an absent one stays, a null takes one away, so that its queue's holds."""
+    """Changes settings of one group. An absent setting stays, null removes one, so that the queue's applies."""
     return (
         queue,
         group_key,
@@ -69,7 +73,10 @@ def configure_group(
 @driver.Statement[str](
     "the",
     """-- name: ConfigureUser :one
-select fairq._settings_json(fairq.configure_user(p_queue => $1::text, p_group_key => $2::text, p_user_key => $3::text, p_settings => $4::text::jsonb))::text as settings""",
+select fairq._settings_json(fairq.configure_user(
+  p_queue => $1::text, p_group_key => $2::text, p_user_key => $3::text,
+  p_settings => $4::text::jsonb
+))::text as settings""",
     driver.scalar(),
 )
 def configure_user(
@@ -79,7 +86,7 @@ def configure_user(
     user_key: str,
     settings: str,
 ) -> driver.Params:
-    """Changes settings of one user of a group; an absent one stays, a null takes one away, so that what its group or queue gives to each user holds."""
+    """Changes settings of one user of a group. An absent setting stays, null removes one, so that the group's or queue's setting for each user applies."""
     return (
         queue,
         group_key,
@@ -91,7 +98,9 @@ def configure_user(
 @driver.Statement[str](
     "the",
     """-- name: ConfigureKey :one
-select fairq._settings_json(fairq.configure_key(p_concurrency_key => $1::text, p_settings => $2::text::jsonb))::text as settings""",
+select fairq._settings_json(fairq.configure_key(
+  p_concurrency_key => $1::text, p_settings => $2::text::jsonb
+))::text as settings""",
     driver.scalar(),
 )
 def configure_key(
@@ -116,7 +125,7 @@ def configure_cluster(
     *,
     settings: str,
 ) -> driver.Params:
-    """Changes settings of the installation; an absent one stays, a null takes one away."""
+    """Changes settings of the installation. An absent setting stays, null removes one."""
     return (settings,)
 
 
@@ -127,7 +136,7 @@ select fairq.move_groups()::text as said""",
     driver.scalar(),
 )
 def move_groups() -> driver.Params:
-    """Moves the next group to the shard of its key, after the number of shards has changed; says how far that has come."""
+    """Moves the next group to the shard of its key, after the number of shards has changed. Returns how far the move has come."""
     return ()
 
 
@@ -183,7 +192,7 @@ def rebuild(
     *,
     queue: str,
 ) -> driver.Params:
-    """Makes the order of a queue anew, from its tasks and their holders."""
+    """Makes anew what promotion knows of a queue, from its tasks and their holders."""
     return (queue,)
 
 
@@ -219,7 +228,7 @@ def resume_group(
     group_key: str,
     user_key: str | None = None,
 ) -> driver.Params:
-    """Serves a paused group, or user of it, again."""
+    """Serves a paused group, or one of its users, again."""
     return (
         queue,
         group_key,
@@ -241,7 +250,7 @@ def purge_group(
     user_key: str | None = None,
     until: str | None = None,
 ) -> driver.Params:
-    """Cancels everything a group, or one of its users, has waiting, of what was created up to a time, a text; returns how many tasks that were."""
+    """Cancels all waiting tasks of a group, or one of its users, that were created by a time, a text; null: all. Returns how many."""
     return (
         queue,
         group_key,
@@ -253,7 +262,9 @@ def purge_group(
 @driver.Statement[str](
     "the",
     """-- name: HoldGroup :one
-select fairq.hold_group(p_queue => $1::text, p_group_key => $2::text, p_until => $3::text::timestamptz)::text as done""",
+select fairq.hold_group(
+  p_queue => $1::text, p_group_key => $2::text, p_until => $3::text::timestamptz
+)::text as done""",
     driver.scalar(),
 )
 def hold_group(
@@ -379,7 +390,9 @@ def reset_rate(
 @driver.Statement[str](
     "the",
     """-- name: ConfigureSchedule :one
-select fairq._settings_json(fairq.configure_schedule(p_name => $1::text, p_group_key => $2::text, p_settings => $3::text::jsonb))::text as settings""",
+select fairq._settings_json(fairq.configure_schedule(
+  p_name => $1::text, p_group_key => $2::text, p_settings => $3::text::jsonb
+))::text as settings""",
     driver.scalar(),
 )
 def configure_schedule(
@@ -388,7 +401,7 @@ def configure_schedule(
     group_key: str,
     settings: str,
 ) -> driver.Params:
-    """Creates a schedule, or changes its settings; an absent one stays, a null takes one away."""
+    """Creates a schedule, or changes its settings. An absent setting stays, null removes one."""
     return (
         name,
         group_key,

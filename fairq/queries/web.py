@@ -80,7 +80,7 @@ def queues(
     *,
     max_count: int,
 ) -> driver.Params:
-    """The queues as they stand. waiting counts up to max_count of what is in line; what is held stands in line, too."""
+    """The queues as they are. waiting counts up to max_count tasks in line; held tasks are in line, too."""
     return (driver.Int4(max_count),)
 
 
@@ -94,7 +94,7 @@ order by q.queue""",
     driver.scalar(),
 )
 def queue_names() -> driver.Params:
-    """The queues there are."""
+    """The names of the queues."""
     return ()
 
 
@@ -116,7 +116,7 @@ group by t.queue, t.group_key""",
     driver.row(HeldNowRow),
 )
 def held_now() -> driver.Params:
-    """Who has how many slots at this moment."""
+    """How many slots each group has at this moment."""
     return ()
 
 
@@ -201,8 +201,8 @@ def minutes(
     queue: str,
     max_groups: int,
 ) -> driver.Params:
-    """From the ledger: worker seconds by minute and group, of those that had most of all; the group '' is all others. Slots are of the whole queue in that minute.
-    Each half minute is a step of the index, so that other queues are not read.
+    """From the ledger: worker seconds by minute and group, for the groups that had most; the group '' is all others. Slots are the whole queue's in that minute.
+    Each half minute is one index step, so other queues are not read.
     """
     return (
         since,
@@ -256,7 +256,7 @@ def standing(
     group_key: str,
     max_count: int,
 ) -> driver.Params:
-    """How one group of a queue stands. in_line counts up to max_count; ahead are the tasks before its next one."""
+    """How one group of a queue stands. in_line counts up to max_count; ahead is the number of tasks before its next one."""
     return (
         queue,
         group_key,
@@ -307,7 +307,7 @@ def schedules(
     behind_group: str,
     max_schedules: int,
 ) -> driver.Params:
-    """Schedules by name, from one on."""
+    """Schedules in the order of their names, from a given one on."""
     return (
         behind_name,
         behind_group,
@@ -357,7 +357,7 @@ def next_groups(
     behind: str,
     max_groups: int,
 ) -> driver.Params:
-    """Groups of a queue that have tasks in line, by name: a step of the index for each, so that no backlog is read."""
+    """Groups of a queue that have tasks in line, by name: one index step for each, so no backlog is read."""
     return (
         queue,
         behind,
@@ -420,7 +420,7 @@ def groups_now(
     group_keys: Sequence[str | None],
     max_count: int,
 ) -> driver.Params:
-    """How some groups of a queue stand. in_line counts up to max_count, held ones with it; head is the task of it that is next."""
+    """How some groups of a queue stand. in_line counts up to max_count, held tasks included; head is the group's next task."""
     return (
         queue,
         driver.Typed(group_keys, 1009),
@@ -449,7 +449,7 @@ def count_in_line(
     group_key: str,
     max_count: int,
 ) -> driver.Params:
-    """How many tasks of a group stand in line, held ones with them: up to max_count."""
+    """How many tasks of a group are in line, held ones included: up to max_count."""
     return (
         queue,
         group_key,
@@ -489,7 +489,8 @@ with line as materialized (
   order by h.id is null, -t.priority, t.sequence
   limit $3::integer
 )
-select l.id, l.kind, l.priority, greatest(l.created_at, l.run_at) as runnable_at, l.started_at, l.worker_id, e.state, e.reason, e.ahead, e.attempt, e.max_attempts
+select l.id, l.kind, l.priority, greatest(l.created_at, l.run_at) as runnable_at, l.started_at, l.worker_id, e.state, e.reason, e.ahead, e.attempt,
+  e.max_attempts
 from line l
 cross join lateral fairq.explain_task(l.id) e
 order by l.started_at is null, l.started_at, -l.priority, l.sequence""",
@@ -501,7 +502,7 @@ def group_tasks(
     group_key: str,
     max_tasks: int,
 ) -> driver.Params:
-    """The first tasks of a group, held ones first, then as they will be served, with the engine's reason why each is not running."""
+    """The first tasks of a group: held ones first, then in the order in which they will be served, with the engine's reason why each is not running."""
     return (
         queue,
         group_key,
@@ -595,7 +596,8 @@ class EndedRow:
     """-- name: Ended :many
 select f.id, f.queue, f.group_key, f.kind, f.outcome, f.worker_id, f.runnable_at, f.started_at, f.finished_at, f.attempt, f.max_attempts
 from (
-  select f.id, f.queue, f.group_key, f.kind, f.outcome, f.worker_id, greatest(f.created_at, f.run_at) as runnable_at, f.started_at, f.finished_at, f.attempt, f.max_attempts
+  select f.id, f.queue, f.group_key, f.kind, f.outcome, f.worker_id, greatest(f.created_at, f.run_at) as runnable_at, f.started_at, f.finished_at,
+    f.attempt, f.max_attempts
   from fairq._shards(null) n(shard_no)
   cross join lateral (
     select f.id, f.queue, f.group_key, f.kind, f.outcome, f.worker_id, f.created_at, f.run_at, f.started_at, f.finished_at, f.attempt, f.max_attempts
@@ -622,7 +624,7 @@ def ended(
     outcomes: Sequence[str | None],
     max_tasks: int,
 ) -> driver.Params:
-    """The newest tasks that ended, of those with the max_read highest ids: by queue, group and outcome where they are named."""
+    """The tasks that ended last, among those with the max_read highest ids; of a queue, group and kind, where given."""
     return (
         driver.Int4(max_read),
         queue,
@@ -651,7 +653,7 @@ def errors_of(
     *,
     ids: Sequence[int | None],
 ) -> driver.Params:
-    """The errors that some tasks ended with. Not for fairq_observe."""
+    """The errors with which some tasks ended. Not for fairq_observe."""
     return (driver.Typed(ids, 1016),)
 
 
@@ -793,5 +795,5 @@ def beginning(
     *,
     statement_timeout: str,
 ) -> driver.Params:
-    """Settings of a transaction that reads a page, and its time."""
+    """Sets what a transaction that reads a page needs, and returns the time."""
     return (statement_timeout,)

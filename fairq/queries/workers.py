@@ -114,7 +114,7 @@ def turn(
     started_ids: Sequence[int | None],
     started_attempts: Sequence[int | None],
 ) -> driver.Params:
-    """A whole turn: writes what ended, starts, and asks for the next tasks. The tasks, then a row of what was accepted."""
+    """A whole turn: writes what ended, starts, and asks for the next tasks. Returns the tasks, then a row of what was accepted."""
     return (
         driver.Int8(worker_id),
         driver.Typed(queues, 1009),
@@ -144,7 +144,7 @@ def standings(
     *,
     queues: Sequence[str | None],
 ) -> driver.Params:
-    """How far each of these queues has come; null: nothing is in line."""
+    """How far each of these queues has come; null: no task is in line."""
     return (driver.Typed(queues, 1009),)
 
 
@@ -166,7 +166,7 @@ def release_tasks(
     ids: Sequence[int | None],
     attempts: Sequence[int | None],
 ) -> driver.Params:
-    """Gives tasks back without burning an attempt; returns the ids accepted."""
+    """Gives tasks back, at no cost of an attempt. Returns the ids accepted."""
     return (
         driver.Int8(worker_id),
         driver.Typed(ids, 1016),
@@ -191,7 +191,7 @@ def held_tasks(
     ids: Sequence[int | None],
     attempts: Sequence[int | None],
 ) -> driver.Params:
-    """Which of these tasks the worker still holds; one that an open transaction is finishing is missing."""
+    """Which of these tasks the worker still holds. A task that an open transaction is ending is missing."""
     return (
         driver.Int8(worker_id),
         driver.Typed(ids, 1016),
@@ -219,7 +219,7 @@ def tasks_of_worker(
     *,
     worker_id: int,
 ) -> driver.Params:
-    """What a worker holds by the book: after a connection broke in the middle of a pop, more than it knows of."""
+    """The tasks that a worker holds by the database: more than it knows of, after a connection broke in the middle of a pop."""
     return (driver.Int8(worker_id),)
 
 
@@ -248,7 +248,7 @@ def report_progress(
     notes: Sequence[str | None] | None = None,
     costs: Sequence[float | None] | None = None,
 ) -> driver.Params:
-    """How far running tasks are, and what they have used; notes are JSON text. Returns the ids accepted."""
+    """Reports how far running tasks are, and what they have used; notes are JSON text. Returns the ids accepted."""
     return (
         driver.Int8(worker_id),
         driver.Typed(ids, 1016),
@@ -279,7 +279,7 @@ def heartbeat(
     circuit_open: bool | None = None,
     circuit_trips: int | None = None,
 ) -> driver.Params:
-    """A worker's sign of life; returns its tasks that are to be cancelled."""
+    """A worker's sign of life. Returns its tasks that are to be cancelled."""
     return (
         driver.Int8(worker_id),
         driver.Typed(ids, 1016),
@@ -313,7 +313,7 @@ def maintain(
     *,
     part: str,
 ) -> driver.Params:
-    """One part of maintenance, in a transaction of its own; returns what it did, by name."""
+    """Runs one part of upkeep, in a transaction of its own. Returns what it did, by name."""
     return (part,)
 
 
@@ -324,7 +324,7 @@ select u.part::text as part from fairq.upkeep_parts() u(part)""",
     driver.scalar(),
 )
 def upkeep_parts() -> driver.Params:
-    """The parts of maintenance, in order."""
+    """The parts of upkeep, in order."""
     return ()
 
 
@@ -341,7 +341,7 @@ def fire_schedules(
     most: int,
     after_id: int | None = None,
 ) -> driver.Params:
-    """Creates the tasks of schedules that are due; {"fired", "last", "due_in", "unplanned"}."""
+    """Creates the tasks of schedules that are due. Returns {"fired", "last", "due_in", "unplanned"}."""
     return (
         driver.Int4(most),
         driver.maybe(driver.Int8, after_id),

@@ -1,7 +1,7 @@
 -- What applications send, over any driver: fairq.client, fairq.results, fairq.testing, and some of the command line.
--- A parameter that drivers spell differently (JSON, a time, an interval) comes as text and is cast once more; results are texts and
--- numbers for the same reason; only who looks at a task gets times, as his driver reads them. So the same statement serves psycopg, asyncpg,
--- SQLAlchemy and Django.
+-- Drivers write JSON, times and intervals in different ways, so such parameters come as text and are cast once more. For the same reason results are
+-- texts and numbers; only GetTask and ExplainTask return times, as the driver reads them. So the same statement serves psycopg, asyncpg, SQLAlchemy and
+-- Django.
 
 -- name: Enqueue :one
 -- Creates a task in the caller's transaction and returns its id.
@@ -48,7 +48,7 @@ from fairq.create_tasks(
 ) as c(id);
 
 -- name: GetTask :one
--- A task, live or ended; its state, or its outcome.
+-- A task, live or ended; state is its outcome when it has ended.
 -- fairq: nullable user_key, expires_at, started_at, finished_at, concurrency_key
 select t.id, t.queue, t.group_key, l.user_key, t.kind, l.state, t.priority, t.cost, l.attempt, t.max_attempts,
   t.created_at, l.run_at, t.expires_at, l.started_at, null::timestamptz as finished_at, t.concurrency_key
@@ -80,7 +80,7 @@ select fairq.cancel_task(sqlc.arg(id)::bigint)::boolean as accepted;
 select fairq.retry_task(sqlc.arg(id)::bigint, p_strict => sqlc.arg(strict)::boolean)::boolean as accepted;
 
 -- name: CancelMany :one
--- Cancels the live tasks of a queue, as `cancel_task` does, or only counts them; how many.
+-- Cancels the live tasks of a queue, as `cancel_task` does, or only counts them. Returns how many.
 select count(*) filter (where case when sqlc.arg(dry_run)::boolean then true else fairq.cancel_task(t.id) end)::bigint as tasks
 from (
   select t.id
@@ -93,7 +93,7 @@ from (
 ) t;
 
 -- name: RetryMany :one
--- Runs ended tasks of a queue again, as `retry_task` does, or only counts them; how many.
+-- Runs ended tasks of a queue again, as `retry_task` does, or only counts them. Returns how many.
 select count(*) filter (where case when sqlc.arg(dry_run)::boolean then true else fairq.retry_task(f.id, p_strict => false) end)::bigint as tasks
 from (
   select f.id
@@ -123,7 +123,7 @@ from fairq.finish_tasks(
 ) as f(id);
 
 -- name: LookAtResult :one
--- How a task ended, or whether it is live still.
+-- How a task ended, or whether it is still live.
 -- fairq: always
 -- fairq: nullable outcome, finished_at, result, error
 select r.outcome,
@@ -137,7 +137,7 @@ select r.outcome,
 from fairq.task_result(p_id => sqlc.arg(id)::bigint) r;
 
 -- name: LatestProgress :one
--- How far a running task says it is; no row: it has said nothing, or is not live.
+-- What a running task last reported of its progress; no row: it has reported nothing, or is not live.
 -- fairq: nullable done, total, note
 select p.attempt, p.done, p.total, p.note::text as note
 from fairq.task_progress(p_id => sqlc.arg(id)::bigint) p;
@@ -147,7 +147,7 @@ from fairq.task_progress(p_id => sqlc.arg(id)::bigint) p;
 select fairq.watch_task(sqlc.arg(id)::bigint)::boolean as live;
 
 -- name: BackendPid :one
--- The process behind the session. A pooler tells its clients another number.
+-- The server process of the session. A pooler gives its clients another number.
 select pg_catalog.pg_backend_pid()::integer as pid;
 
 -- name: IsListening :one
@@ -166,7 +166,7 @@ select t.id, t.attempt, t.max_attempts, t.queue, t.group_key, t.user_key, t.kind
 from fairq.pop_tasks(p_queue => sqlc.arg(queue)::text, p_limit => 1, p_worker_id => sqlc.arg(worker_id)::bigint) t;
 
 -- name: SetClock :one
--- Tests: the engine's clock stands at this time until the transaction ends; empty text: it runs again. Whether this installation obeys.
+-- Tests: stops the engine's clock at this time until the transaction ends; an empty text lets it run again. Returns whether this installation obeys.
 -- fairq: not null obeyed
 select (select s.test_clock from fairq.settings s) as obeyed, set_config('fairq.now', sqlc.arg(at)::text, true)::text as at;
 

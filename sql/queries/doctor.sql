@@ -1,7 +1,7 @@
--- What `fairq doctor` asks. Each check is a transaction of its own, and may be refused to this role; it judges the rows in Python.
+-- What `fairq doctor` asks. Each check is a transaction of its own, for this role may not be allowed it. Python judges the rows.
 
 -- name: CheckSchemaIsOpen :one
--- Whether the role may look into the schema at all. Where it may not, one finding says so.
+-- Whether the role may use the schema at all. If it may not, one finding says so.
 select coalesce(has_schema_privilege(to_regnamespace('fairq')::oid, 'usage'), false) as yes;
 
 -- name: CheckSession :one
@@ -16,7 +16,7 @@ select current_setting('server_version') as version, current_setting('server_ver
   current_setting('full_page_writes') as full_page_writes, current_setting('autovacuum') as autovacuum, current_setting('track_counts') as track_counts;
 
 -- name: CheckTimeouts :many
--- Of this session before the round began, and of roles that work with fairq.
+-- Timeouts of this session, as they were before the doctor set its own, and of roles that work with fairq.
 -- fairq: not null role, name, value
 select true as here, current_user::text as role, s.name, s.reset_val || coalesce(s.unit, '') as value
 from pg_catalog.pg_settings s
@@ -52,7 +52,8 @@ where r.rolname = current_user;
 
 -- name: CheckQueues :many
 -- fairq: not null waiting
-select s.queue, s.overflow + s.queued as waiting, s.oldest_waiting_since::timestamptz as oldest_waiting_since, clock_timestamp() as now, q.paused_at is not null as paused
+select s.queue, s.overflow + s.queued as waiting, s.oldest_waiting_since::timestamptz as oldest_waiting_since, clock_timestamp() as now,
+  q.paused_at is not null as paused
 from fairq.queue_stats s
 join fairq.queues q on q.queue = s.queue
 order by s.queue;
@@ -65,7 +66,7 @@ from fairq.worker_stats w
 order by w.worker_id;
 
 -- name: CheckKinds :many
--- Whoever met a task of a kind that he does not know gave it back, to wait for its next time.
+-- Kinds that no live worker of their queue knows: workers that met such tasks gave them back, to wait for another worker.
 select t.queue, t.kind, count(*) as tasks
 from fairq.tasks t
 where t.scheduled and t.spared > 0
@@ -78,7 +79,7 @@ group by t.queue, t.kind
 order by t.queue, t.kind;
 
 -- name: CheckFairness :many
--- Of queues in which somebody waited all the time: each stretch up to now, of ten minutes at most.
+-- The worst debt in each queue in which a group waited all the time, over the last ten minutes.
 -- fairq: nullable worst_debt, worst_group
 select q.queue, f.worst_debt, f.worst_group
 from fairq.queues q
@@ -129,7 +130,7 @@ select to_regclass(format('fairq.finished_tasks_%s',
   to_char((clock_timestamp() at time zone 'UTC')::date + 1, 'YYYYMMDD'))) is not null as tomorrow;
 
 -- name: CheckHorizon :many
--- What keeps dead rows from being removed. Of other roles' sessions only pg_monitor sees start and name.
+-- What keeps dead rows from being removed. Only pg_monitor sees start and name of other roles' sessions.
 -- fairq: not null kind, who, handle
 select 'session' as kind,
   format('pid %s (%s%s)', a.pid, coalesce(nullif(a.application_name, ''), a.backend_type), coalesce(', user ' || a.usename, '')) as who,

@@ -1,6 +1,6 @@
 -- name: ReadWaits :many
--- How tasks that are held waited: since when, behind whom by the ledger of ten minutes at most (the three groups that used most meanwhile), and what holds
--- the group back now, beside its turn.
+-- How held tasks waited: since when; behind whom, by the ledger of at most ten minutes (the three groups that used most meanwhile); and what holds the group
+-- back now, beside its turn.
 -- fairq: not null started_at
 -- fairq: nullable limited_by
 select t.id, t.runnable_at, w.started_at, b.groups as behind, b.seconds as behind_seconds, l.reason as limited_by
@@ -21,7 +21,8 @@ cross join lateral (
   from (
     select p.group_key, sum(p.seconds) as seconds
     from generate_series(
-      date_bin('30 seconds', greatest(t.runnable_at, w.started_at - interval '10 minutes'), timestamptz '2000-01-01 00:00:00+00'), w.started_at, '30 seconds'
+      date_bin('30 seconds', greatest(t.runnable_at, w.started_at - interval '10 minutes'), timestamptz '2000-01-01 00:00:00+00'), w.started_at,
+      '30 seconds'
     ) s(begins_at)
     join fairq.ledger p on p.shard_no = t.shard_no and p.begins_at = s.begins_at and p.queue = t.queue
     where p.group_key not in ('', t.group_key) and p.seconds > 0
@@ -71,14 +72,14 @@ from fairq.worker_stats w
 order by w.worker_id;
 
 -- name: RowsEver :one
--- Rows ever inserted, as the statistics of the server saw them: cheap, whatever the tables hold.
+-- How many tasks were ever created and ended, by the server's statistics: cheap, however many rows the tables have.
 select coalesce(sum(s.n_tup_ins) filter (where s.relname = 'tasks'), 0)::bigint as created,
   coalesce(sum(s.n_tup_ins) filter (where s.relname like 'finished!_tasks!_%' escape '!'), 0)::bigint as ended
 from pg_catalog.pg_stat_all_tables s
 where s.schemaname = 'fairq';
 
 -- name: GroupIsKnown :one
--- Whether somebody has heard of a group: a misspelt one is no error.
+-- Whether a group has settings or live tasks: a misspelt name is no error to the engine.
 select exists (select from fairq.groups g where g.queue = sqlc.arg(queue)::text and g.group_key = sqlc.arg(group_key)::text)
   or exists (
     select from fairq.tasks t
@@ -91,5 +92,5 @@ select has_column_privilege('fairq.finished_tasks', 'error', 'select') and has_c
   and has_column_privilege('fairq.progress', 'note', 'select') as yes;
 
 -- name: Samples :many
--- The metrics. `max_groups` is how many groups have series, over all queues.
+-- The metrics. `max_groups` is how many groups have samples of their own, over all queues.
 select m.name, m.labels::text as labels, m.value from fairq.metrics(sqlc.arg(max_groups)::integer) m where m.value is not null;

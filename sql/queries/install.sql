@@ -1,7 +1,7 @@
--- What `fairq migrate` asks beside the version. There need be no schema fairq yet.
+-- What `fairq migrate` asks beside the version. The schema fairq need not exist yet.
 
 -- name: Blockers :many
--- Whoever holds a lock on something of ours, and has been in the same transaction for as long as we waited.
+-- Sessions that hold a lock on an object of fairq, and whose transaction is at least as old as our wait.
 -- fairq: not null pid, held_by
 select coalesce(l.pid, 0) as pid,
   case when l.pid is null then 'a prepared transaction (see pg_prepared_xacts)' else

@@ -1,7 +1,7 @@
 -- What Python asks the ledger.
 
 -- name: ReadShares :many
--- Who got what, a row per group, and one of a group that is named; the group '' is all others together.
+-- Who got what: one row per group, also for the group that is named; the group '' is all others together.
 -- fairq: nullable weight, debt, bound, wait_p50, wait_p95, waiting_since, backlog, backlog_seconds, eta_seconds, limited_by, behind
 select s.group_key, s.groups, s.weight, s.tasks, s.seconds, s.cost, s.received, s.entitled, s.debt, s.bound, s.wait_p50, s.wait_p95,
   to_char(s.waiting_since at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"+00:00"')::text as waiting_since,

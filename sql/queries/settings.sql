@@ -1,32 +1,41 @@
--- What operators send, over any driver: fairq.policies, and with it the command line. Settings go as the text of an object and come back as one, lengths of
--- time in seconds. Every one answers, so that in a pipeline its error is seen where it was called.
+-- What operators send, over any driver: fairq.policies, and with it the command line. Settings go as the text of a JSON object and come back as one, with
+-- intervals in seconds. Every query returns a row, so that in a pipeline its error is raised by the call that made it.
 
 -- name: ConfigureQueue :one
--- Creates a queue, or changes its settings; an absent one stays, a null takes one away.
+-- Creates a queue, or changes its settings. An absent setting stays, null removes one.
 select fairq._settings_json(fairq.configure_queue(p_queue => sqlc.arg(queue)::text, p_settings => sqlc.arg(settings)::text::jsonb))::text as settings;
 
 -- name: ConfigureKind :one
--- Declares what holds for the tasks of a kind; an absent one stays, a null takes one away.
-select fairq._settings_json(fairq.configure_kind(p_queue => sqlc.arg(queue)::text, p_kind => sqlc.arg(kind)::text, p_settings => sqlc.arg(settings)::text::jsonb))::text as settings;
+-- Declares what holds for the tasks of a kind. An absent setting stays, null removes one.
+select fairq._settings_json(fairq.configure_kind(
+  p_queue => sqlc.arg(queue)::text, p_kind => sqlc.arg(kind)::text, p_settings => sqlc.arg(settings)::text::jsonb
+))::text as settings;
 
 -- name: ConfigureGroup :one
--- Changes settings of one group; an absent one stays, a null takes one away, so that its queue's holds.
-select fairq._settings_json(fairq.configure_group(p_queue => sqlc.arg(queue)::text, p_group_key => sqlc.arg(group_key)::text, p_settings => sqlc.arg(settings)::text::jsonb))::text as settings;
+-- Changes settings of one group. An absent setting stays, null removes one, so that the queue's applies.
+select fairq._settings_json(fairq.configure_group(
+  p_queue => sqlc.arg(queue)::text, p_group_key => sqlc.arg(group_key)::text, p_settings => sqlc.arg(settings)::text::jsonb
+))::text as settings;
 
 -- name: ConfigureUser :one
--- Changes settings of one user of a group; an absent one stays, a null takes one away, so that what its group or queue gives to each user holds.
-select fairq._settings_json(fairq.configure_user(p_queue => sqlc.arg(queue)::text, p_group_key => sqlc.arg(group_key)::text, p_user_key => sqlc.arg(user_key)::text, p_settings => sqlc.arg(settings)::text::jsonb))::text as settings;
+-- Changes settings of one user of a group. An absent setting stays, null removes one, so that the group's or queue's setting for each user applies.
+select fairq._settings_json(fairq.configure_user(
+  p_queue => sqlc.arg(queue)::text, p_group_key => sqlc.arg(group_key)::text, p_user_key => sqlc.arg(user_key)::text,
+  p_settings => sqlc.arg(settings)::text::jsonb
+))::text as settings;
 
 -- name: ConfigureKey :one
 -- Changes how many tasks with a concurrency key may be in flight at once.
-select fairq._settings_json(fairq.configure_key(p_concurrency_key => sqlc.arg(concurrency_key)::text, p_settings => sqlc.arg(settings)::text::jsonb))::text as settings;
+select fairq._settings_json(fairq.configure_key(
+  p_concurrency_key => sqlc.arg(concurrency_key)::text, p_settings => sqlc.arg(settings)::text::jsonb
+))::text as settings;
 
 -- name: ConfigureCluster :one
--- Changes settings of the installation; an absent one stays, a null takes one away.
+-- Changes settings of the installation. An absent setting stays, null removes one.
 select fairq._settings_json(fairq.configure_cluster(p_settings => sqlc.arg(settings)::text::jsonb))::text as settings;
 
 -- name: MoveGroups :one
--- Moves the next group to the shard of its key, after the number of shards has changed; says how far that has come.
+-- Moves the next group to the shard of its key, after the number of shards has changed. Returns how far the move has come.
 select fairq.move_groups()::text as said;
 
 -- name: PauseQueue :one
@@ -42,7 +51,7 @@ select fairq.resume_queue(p_queue => sqlc.arg(queue)::text)::text as done;
 select fairq.drain_queue(p_queue => sqlc.arg(queue)::text)::text as done;
 
 -- name: Rebuild :one
--- Makes the order of a queue anew, from its tasks and their holders.
+-- Makes anew what promotion knows of a queue, from its tasks and their holders.
 select fairq.rebuild(p_queue => sqlc.arg(queue)::text)::text as done;
 
 -- name: PauseGroup :one
@@ -50,17 +59,19 @@ select fairq.rebuild(p_queue => sqlc.arg(queue)::text)::text as done;
 select fairq.pause_group(p_queue => sqlc.arg(queue)::text, p_group_key => sqlc.arg(group_key)::text, p_user_key => sqlc.narg(user_key)::text)::text as done;
 
 -- name: ResumeGroup :one
--- Serves a paused group, or user of it, again.
+-- Serves a paused group, or one of its users, again.
 select fairq.resume_group(p_queue => sqlc.arg(queue)::text, p_group_key => sqlc.arg(group_key)::text, p_user_key => sqlc.narg(user_key)::text)::text as done;
 
 -- name: PurgeGroup :one
--- Cancels everything a group, or one of its users, has waiting, of what was created up to a time, a text; returns how many tasks that were.
+-- Cancels all waiting tasks of a group, or one of its users, that were created by a time, a text; null: all. Returns how many.
 select fairq.purge_group(p_queue => sqlc.arg(queue)::text, p_group_key => sqlc.arg(group_key)::text, p_user_key => sqlc.narg(user_key)::text,
   p_until => sqlc.narg(until)::text::timestamptz)::integer as ended;
 
 -- name: HoldGroup :one
 -- Starts nothing of a group before a time, a text; null ends a hold.
-select fairq.hold_group(p_queue => sqlc.arg(queue)::text, p_group_key => sqlc.arg(group_key)::text, p_until => sqlc.narg(until)::text::timestamptz)::text as done;
+select fairq.hold_group(
+  p_queue => sqlc.arg(queue)::text, p_group_key => sqlc.arg(group_key)::text, p_until => sqlc.narg(until)::text::timestamptz
+)::text as done;
 
 -- name: HoldKey :one
 -- Starts nothing with a concurrency key before a time, a text; null ends a hold.
@@ -91,8 +102,10 @@ from fairq.rate_usage(p_queue => sqlc.arg(queue)::text, p_group_key => sqlc.narg
 select fairq.reset_rate(p_queue => sqlc.arg(queue)::text, p_group_key => sqlc.narg(group_key)::text)::text as done;
 
 -- name: ConfigureSchedule :one
--- Creates a schedule, or changes its settings; an absent one stays, a null takes one away.
-select fairq._settings_json(fairq.configure_schedule(p_name => sqlc.arg(name)::text, p_group_key => sqlc.arg(group_key)::text, p_settings => sqlc.arg(settings)::text::jsonb))::text as settings;
+-- Creates a schedule, or changes its settings. An absent setting stays, null removes one.
+select fairq._settings_json(fairq.configure_schedule(
+  p_name => sqlc.arg(name)::text, p_group_key => sqlc.arg(group_key)::text, p_settings => sqlc.arg(settings)::text::jsonb
+))::text as settings;
 
 -- name: PlanFirst :one
 -- Stores the ticks of a schedule, which are texts; false: it has changed meanwhile.

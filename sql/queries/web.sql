@@ -1,8 +1,8 @@
--- What the page asks: fairq.web. Every statement reads a bounded number of rows, whatever the backlog and the number of groups; counts say "at least" where
--- they reach their bound. All of it but payloads, results and errors is granted to fairq_observe.
+-- What the page asks: fairq.web. Every statement reads a bounded number of rows, whatever the backlog and the number of groups; a count that reaches its bound
+-- means "at least". fairq_observe may send all but those that read payloads, results and errors.
 
 -- name: Queues :many
--- The queues as they stand. waiting counts up to max_count of what is in line; what is held stands in line, too.
+-- The queues as they are. waiting counts up to max_count tasks in line; held tasks are in line, too.
 -- fairq: nullable paused_at, draining_at, oldest_run_at
 with held as materialized (
   select t.queue, count(*) as held, count(h.started_at) as running, min(h.started_at) as oldest_run_at
@@ -53,14 +53,14 @@ where not q.internal
 order by q.queue;
 
 -- name: QueueNames :many
--- The queues there are.
+-- The names of the queues.
 select q.queue
 from fairq.queues q
 where not q.internal
 order by q.queue;
 
 -- name: HeldNow :many
--- Who has how many slots at this moment.
+-- How many slots each group has at this moment.
 select t.queue, t.group_key, count(*)::bigint as slots
 from fairq.held h
 join fairq.tasks t on t.shard_no = h.shard_no and t.id = h.id
@@ -76,8 +76,8 @@ where clock_timestamp() <= coalesce(w.beat_at, w.registered_at) + w.lease
 group by q.queue;
 
 -- name: Minutes :many
--- From the ledger: worker seconds by minute and group, of those that had most of all; the group '' is all others. Slots are of the whole queue in that minute.
--- Each half minute is a step of the index, so that other queues are not read.
+-- From the ledger: worker seconds by minute and group, for the groups that had most; the group '' is all others. Slots are the whole queue's in that minute.
+-- Each half minute is one index step, so other queues are not read.
 with step as materialized (
   select n.shard_no, b.begins_at, date_bin('1 minute', b.begins_at, timestamptz '2000-01-01 00:00:00+00') as minute
   from fairq._shards(null) n(shard_no)
@@ -120,7 +120,7 @@ group by p.minute, m.group_key, w.slots
 order by p.minute, m.group_key;
 
 -- name: Standing :one
--- How one group of a queue stands. in_line counts up to max_count; ahead are the tasks before its next one.
+-- How one group of a queue stands. in_line counts up to max_count; ahead is the number of tasks before its next one.
 -- fairq: nullable waiting_since, ahead, state, budget, available, renews_at
 select l.running, l.in_line, l.waiting_since, e.state, e.ahead, b.budget, b.available, b.renews_at, clock_timestamp()::timestamptz as at
 from (
@@ -144,7 +144,7 @@ left join lateral fairq.explain_task(l.head) e on l.head is not null
 left join lateral fairq.budget_usage(sqlc.arg(queue)::text, sqlc.arg(group_key)::text) b on true;
 
 -- name: Schedules :many
--- Schedules by name, from one on.
+-- Schedules in the order of their names, from a given one on.
 -- fairq: nullable cron, every, paused_at, next_tick, last_tick, last_task_id, problem, last_outcome
 select s.name, s.group_key, s.cron, s.time_zone, s.every, s.queue, s.kind, s.paused_at, s.next_tick, s.last_tick, s.last_task_id, s.problem,
   f.outcome as last_outcome
@@ -163,7 +163,7 @@ order by s.name, s.group_key
 limit sqlc.arg(max_schedules)::integer;
 
 -- name: NextGroups :many
--- Groups of a queue that have tasks in line, by name: a step of the index for each, so that no backlog is read.
+-- Groups of a queue that have tasks in line, by name: one index step for each, so no backlog is read.
 -- fairq: not null group_key
 with recursive named as (
   (
@@ -198,7 +198,7 @@ where g.group_key is not null
 order by g.group_key;
 
 -- name: GroupsNow :many
--- How some groups of a queue stand. in_line counts up to max_count, held ones with it; head is the task of it that is next.
+-- How some groups of a queue stand. in_line counts up to max_count, held tasks included; head is the group's next task.
 -- fairq: nullable weight, paused_at, oldest_since, head
 -- fairq: not null group_key
 with held as materialized (
@@ -236,7 +236,7 @@ left join lateral (
 ) g on true;
 
 -- name: CountInLine :one
--- How many tasks of a group stand in line, held ones with them: up to max_count.
+-- How many tasks of a group are in line, held ones included: up to max_count.
 select count(*)::bigint as in_line
 from (
   select 1
@@ -249,7 +249,7 @@ from (
 ) c;
 
 -- name: GroupTasks :many
--- The first tasks of a group, held ones first, then as they will be served, with the engine's reason why each is not running.
+-- The first tasks of a group: held ones first, then in the order in which they will be served, with the engine's reason why each is not running.
 -- fairq: nullable started_at, worker_id, ahead
 with line as materialized (
   select t.shard_no, t.id, t.kind, t.priority, t.sequence, t.created_at, t.run_at, h.started_at, h.worker_id
@@ -265,7 +265,8 @@ with line as materialized (
   order by h.id is null, -t.priority, t.sequence
   limit sqlc.arg(max_tasks)::integer
 )
-select l.id, l.kind, l.priority, greatest(l.created_at, l.run_at) as runnable_at, l.started_at, l.worker_id, e.state, e.reason, e.ahead, e.attempt, e.max_attempts
+select l.id, l.kind, l.priority, greatest(l.created_at, l.run_at) as runnable_at, l.started_at, l.worker_id, e.state, e.reason, e.ahead, e.attempt,
+  e.max_attempts
 from line l
 cross join lateral fairq.explain_task(l.id) e
 order by l.started_at is null, l.started_at, -l.priority, l.sequence;
@@ -296,11 +297,12 @@ order by t.run_at
 limit sqlc.arg(max_tasks)::integer;
 
 -- name: Ended :many
--- The newest tasks that ended, of those with the max_read highest ids: by queue, group and outcome where they are named.
+-- The tasks that ended last, among those with the max_read highest ids; of a queue, group and kind, where given.
 -- fairq: nullable worker_id, started_at
 select f.id, f.queue, f.group_key, f.kind, f.outcome, f.worker_id, f.runnable_at, f.started_at, f.finished_at, f.attempt, f.max_attempts
 from (
-  select f.id, f.queue, f.group_key, f.kind, f.outcome, f.worker_id, greatest(f.created_at, f.run_at) as runnable_at, f.started_at, f.finished_at, f.attempt, f.max_attempts
+  select f.id, f.queue, f.group_key, f.kind, f.outcome, f.worker_id, greatest(f.created_at, f.run_at) as runnable_at, f.started_at, f.finished_at,
+    f.attempt, f.max_attempts
   from fairq._shards(null) n(shard_no)
   cross join lateral (
     select f.id, f.queue, f.group_key, f.kind, f.outcome, f.worker_id, f.created_at, f.run_at, f.started_at, f.finished_at, f.attempt, f.max_attempts
@@ -318,7 +320,7 @@ order by f.finished_at desc, f.id
 limit sqlc.arg(max_tasks)::integer;
 
 -- name: ErrorsOf :many
--- The errors that some tasks ended with. Not for fairq_observe.
+-- The errors with which some tasks ended. Not for fairq_observe.
 -- fairq: nullable error
 select f.id, f.error::text as error
 from fairq.finished_tasks f
@@ -373,7 +375,7 @@ order by d.queue, d.shard_no
 limit 1000;
 
 -- name: Beginning :one
--- Settings of a transaction that reads a page, and its time.
+-- Sets what a transaction that reads a page needs, and returns the time.
 select clock_timestamp()::timestamptz as now,
   set_config('statement_timeout', sqlc.arg(statement_timeout)::text, true) as statement_timeout, set_config('jit', 'off', true) as jit,
   set_config('enable_seqscan', 'off', true) as seqscan;

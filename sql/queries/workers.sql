@@ -1,5 +1,5 @@
--- What workers send: the turns, the keeper, the commands of operators. The turns are the hot path: only the columns that a handler
--- needs, and JSON as text, which is decoded once, to the handler's own type.
+-- What workers send: their turns, the calls of the keeper, and some of the command line. The turns are the hot path: they have only the
+-- columns that a handler needs, and JSON as text, which is decoded once, to the handler's own type.
 
 -- name: RegisterWorker :one
 -- Registers a worker and returns its id.
@@ -17,7 +17,7 @@ select s.max_running
 from fairq.settings s;
 
 -- name: Turn :many
--- A whole turn: writes what ended, starts, and asks for the next tasks. The tasks, then a row of what was accepted.
+-- A whole turn: writes what ended, starts, and asks for the next tasks. Returns the tasks, then a row of what was accepted.
 -- fairq: nullable ended, started, due_in, timeout, headers, spared, losses, user_key
 select t.ended, t.started, t.due_in, t.id, t.attempt, t.max_attempts, t.queue, t.group_key, t.kind,
   case when t.timeout is not null then t.started_at end as started_at, t.timeout, t.headers::text as headers, t.payload::text as payload,
@@ -41,11 +41,11 @@ from fairq.turn(
 ) t;
 
 -- name: Standings :one
--- How far each of these queues has come; null: nothing is in line.
+-- How far each of these queues has come; null: no task is in line.
 select fairq.standings(p_queues => sqlc.arg(queues)::text[])::bigint[] as blocks;
 
 -- name: ReleaseTasks :many
--- Gives tasks back without burning an attempt; returns the ids accepted.
+-- Gives tasks back, at no cost of an attempt. Returns the ids accepted.
 select r.id::bigint as id
 from fairq.finish_tasks(
   p_worker_id => sqlc.arg(worker_id)::bigint,
@@ -55,7 +55,7 @@ from fairq.finish_tasks(
 ) as r(id);
 
 -- name: HeldTasks :many
--- Which of these tasks the worker still holds; one that an open transaction is finishing is missing.
+-- Which of these tasks the worker still holds. A task that an open transaction is ending is missing.
 select h.id::bigint as id
 from fairq.held_tasks(
   p_worker_id => sqlc.arg(worker_id)::bigint,
@@ -64,14 +64,14 @@ from fairq.held_tasks(
 ) as h(id);
 
 -- name: TasksOfWorker :many
--- What a worker holds by the book: after a connection broke in the middle of a pop, more than it knows of.
+-- The tasks that a worker holds by the database: more than it knows of, after a connection broke in the middle of a pop.
 select t.id, t.attempt, case when t.started_at is null then 'claimed' else 'running' end::text as state
 from fairq.held t
 where t.shard_no = any(array(select s.shard_no from fairq._shards(null) s(shard_no)))
   and t.worker_id = sqlc.arg(worker_id)::bigint;
 
 -- name: ReportProgress :many
--- How far running tasks are, and what they have used; notes are JSON text. Returns the ids accepted.
+-- Reports how far running tasks are, and what they have used; notes are JSON text. Returns the ids accepted.
 select r.id::bigint as id
 from fairq.report_progress(
   p_worker_id => sqlc.arg(worker_id)::bigint,
@@ -84,7 +84,7 @@ from fairq.report_progress(
 ) as r(id);
 
 -- name: Heartbeat :many
--- A worker's sign of life; returns its tasks that are to be cancelled.
+-- A worker's sign of life. Returns its tasks that are to be cancelled.
 select h.id::bigint as id
 from fairq.heartbeat(
   p_worker_id => sqlc.arg(worker_id)::bigint,
@@ -98,15 +98,15 @@ from fairq.heartbeat(
 select fairq.retire_worker(p_worker_id => sqlc.arg(worker_id)::bigint);
 
 -- name: Maintain :one
--- One part of maintenance, in a transaction of its own; returns what it did, by name.
+-- Runs one part of upkeep, in a transaction of its own. Returns what it did, by name.
 select fairq.maintain(p_part => sqlc.arg(part)::text)::jsonb as done;
 
 -- name: UpkeepParts :many
--- The parts of maintenance, in order.
+-- The parts of upkeep, in order.
 select u.part::text as part from fairq.upkeep_parts() u(part);
 
 -- name: FireSchedules :one
--- Creates the tasks of schedules that are due; {"fired", "last", "due_in", "unplanned"}.
+-- Creates the tasks of schedules that are due. Returns {"fired", "last", "due_in", "unplanned"}.
 select fairq.fire_schedules(p_limit => sqlc.arg(most)::integer, p_after => sqlc.narg(after_id)::bigint)::jsonb as fired;
 
 -- name: UnplannedSchedules :many
