@@ -1,6 +1,6 @@
--- Before the first file of the engine, or the first revision: the schema, where an administrator has not made it, and
--- the table that says which revision is installed. The column oldest_code lets code that is behind the database know
--- whether it may still work.
+-- Runs before the first file of the engine, or the first revision: makes the schema, unless an administrator has, and
+-- the table that says which revision is installed. From the column oldest_code, code that is older than the database
+-- learns whether it may still work.
 do $$
 begin
   if to_regnamespace('fairq') is null then

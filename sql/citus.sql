@@ -1,16 +1,16 @@
--- Citus: how calls get from any node to the one that has the group. fairq/citus.py loads this on each node, after the engine; nowhere else is it loaded.
+-- Citus: how a call gets from any node to the one that has the group. Only fairq/citus.py loads this, on each node, after the engine.
 --
 -- Each node has an engine of its own, the same as on a single machine, for the groups whose slot it has. Citus carries the calls: a call is a row, and
--- a trigger on the row's node runs it, in the same distributed transaction. So a task commits with what the application wrote on other nodes, or
+-- a trigger on the row's node runs it, in the same distributed transaction. So a task commits together with what the application wrote on other nodes, or
 -- not at all. "calls" is distributed by shard_no, the slot of a group: one insert, answered by one node. "settings_calls" is a reference table: an insert
 -- reaches every node, or none.
--- The engine's own create_task and others go to schema fairq_citus, and run on the node itself. In schema fairq functions of the same names and arguments
--- pass the call on.
+-- The engine's own create_task and others move to schema fairq_citus, and run on the node itself. Functions in schema fairq with the same names and
+-- arguments pass the call on.
 create schema if not exists fairq_citus;
 revoke all on schema fairq_citus from public;
 comment on schema fairq_citus is 'Calls of fairq from one node to another.';
 
--- Who checks again on the other node, sees the owner of fairq there. He has the rights of all, as operators do, also where he is no superuser.
+-- Checks of rights on the other node see the owner of fairq as the caller. So the owner gets all rights, as operators have them, even if it is no superuser.
 do $$
 begin
   if not pg_has_role('fairq_admin', 'usage') then execute format('grant fairq_admin to %I', current_user); end if;
@@ -19,17 +19,17 @@ $$;
 
 create sequence if not exists fairq_citus.call_ids;
 
--- The slot of a group: what "calls" is distributed by. Citus spreads the slots over its shards.
+-- The slot of a group, by which "calls" is distributed. Citus spreads the slots over its shards.
 create or replace function fairq_citus.slot(p_group_key text) returns integer
 language sql immutable parallel safe
 as $$ select fairq._shard_of(coalesce(p_group_key, ''), 65536) $$;
 
--- Without a group: null, all nodes.
+-- The slot of a group; without a group null, for all nodes.
 create or replace function fairq_citus.slot_or_all(p_group_key text) returns integer
 language sql immutable parallel safe
 as $$ select case when p_group_key is not null then fairq_citus.slot(p_group_key) end $$;
 
--- The node that has a slot, by the number that Citus gives it (groupid).
+-- The node that has a slot, by its number in Citus (groupid).
 create or replace function fairq_citus.node_of(p_slot integer) returns integer
 language plpgsql stable set search_path = pg_catalog, pg_temp as $$
 begin
@@ -37,8 +37,8 @@ begin
 end;
 $$;
 
--- A slot of the node that gave out this id, which the bits above the 48 lowest name; of any, where no such node is known: nobody knows the task.
--- Raises QF007: that node has no slot.
+-- A slot of the node that gave out this id: the bits above the lowest 48 are its number. Any slot when no such node is known: then no node knows the task.
+-- Raises QF007 when that node has no slot.
 create or replace function fairq_citus.slot_of_task(p_id bigint) returns integer
 language plpgsql stable set search_path = pg_catalog, pg_temp as $$
 declare
@@ -64,7 +64,7 @@ begin
 end;
 $$;
 
--- On the other node the caller is the owner of fairq. So who enqueues is checked here.
+-- On the other node the caller is the owner of fairq. So the right to enqueue is checked here.
 create or replace function fairq_citus.check_caller(p_queue text) returns void
 language plpgsql stable set search_path = pg_catalog, pg_temp as $$
 declare
@@ -74,7 +74,7 @@ begin
 end;
 $$;
 
--- Of which queue a task is, only its node knows. So the call says there which queues the caller may not ask about, and their tasks are none.
+-- Only the task's node knows its queue. So the call tells that node which queues the caller may not ask about; tasks of these count as unknown (id 0).
 create or replace function fairq_citus.hidden() returns text[]
 language sql stable set search_path = pg_catalog, pg_temp
 as $$ select array(select q.queue from fairq.queues q where q.enqueue_role is not null and not fairq._may_ask(q.queue)) $$;
@@ -93,7 +93,7 @@ begin
 end;
 $$;
 
--- And it says who speaks for a worker.
+-- The call also tells the node which role calls for a worker.
 -- Raises 42501 (see fairq._check_worker).
 create or replace function fairq_citus.worker_of(p_id bigint, p_caller text) returns bigint
 language plpgsql stable set search_path = pg_catalog, pg_temp as $$
@@ -103,10 +103,10 @@ begin
 end;
 $$;
 
--- Runs a statement on the node of a slot, or on all nodes; returns the answer of one of them. A question (p_asks) writes nothing, so it can be put in a read-only
--- transaction: it is a query on the same table. "having" without groups gives one row, though the table is empty. Of no slot it is for this node.
--- On its way it is a literal, and Citus sends what the caller has SET LOCAL ahead of it: standard_conforming_strings, so there is nothing in it that could be
--- escaped; and search_path, so its type is one that the grammar knows, and nothing else is looked up.
+-- Runs a statement on the node of a slot, or on all nodes; returns the answer of one of them. A question (p_asks) writes nothing: it is a query on the same
+-- table, so it works in a read-only transaction. "having" without groups gives one row, though the table is empty. A question without a slot is for this node.
+-- The statement travels as a literal, behind what the caller has SET LOCAL. standard_conforming_strings may be among that, so the statement is in base64,
+-- without anything to escape; and search_path, so its type is one that the grammar knows, and no other name is looked up.
 create or replace function fairq_citus.pass_on(p_slot integer, p_statement text, p_asks boolean) returns jsonb
 language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
@@ -116,7 +116,8 @@ begin
   if p_asks and p_slot is null then
     v_answer := fairq_citus.answer_to(v_statement);
   elsif p_asks then
-    execute format('select fairq_citus.answer_to(%L::character varying) from fairq_citus.calls where shard_no = %s having true', v_statement, p_slot) into v_answer;
+    execute format('select fairq_citus.answer_to(%L::character varying) from fairq_citus.calls where shard_no = %s having true', v_statement, p_slot)
+      into v_answer;
   elsif p_slot is null then
     insert into fairq_citus.settings_calls (statement) values (v_statement) returning answer into v_answer;
   else
@@ -136,7 +137,7 @@ begin
 end;
 $$;
 
--- The triggers: they run the call and delete its row again, on the node of the row, in the transaction of the caller.
+-- The triggers run the call and delete its row again, on the node of the row, in the caller's transaction.
 create or replace function fairq_citus.answer() returns trigger
 language plpgsql set search_path = pg_catalog, pg_temp as $$
 begin
@@ -147,7 +148,7 @@ begin
 end;
 $$;
 
--- By its place, and not by a scan of one page, however small the table: a look at the calls of others would make serializable transactions fail for them.
+-- Deletes the row by its ctid, never by a scan, however small the table: reading other calls' rows would make serializable transactions fail.
 create or replace function fairq_citus.answered() returns trigger
 language plpgsql set search_path = pg_catalog, pg_temp set enable_seqscan = off as $$
 begin
@@ -156,7 +157,7 @@ begin
 end;
 $$;
 
--- A transaction that notifies cannot commit in two phases. So nobody announces tasks here: workers look for themselves.
+-- A transaction that notifies cannot commit in two phases. So tasks are not announced on Citus: workers look for themselves.
 -- Raises QF007.
 create or replace function fairq_citus.refuse_notify() returns trigger
 language plpgsql set search_path = pg_catalog, pg_temp as $$
@@ -166,7 +167,7 @@ begin
 end;
 $$;
 
--- The elements of an array at these places, in this order. Of an array of another length none: the engine refuses that.
+-- The elements of an array at these places, in this order. Of an array of another length none, which the engine then refuses.
 create or replace function fairq_citus.only(p_array anyarray, p_length integer, p_places bigint[]) returns anyarray
 language sql immutable set search_path = pg_catalog, pg_temp as $$
   select case
@@ -180,8 +181,8 @@ language sql immutable set search_path = pg_catalog, pg_temp as $$
   end
 $$;
 
--- The nodes that have these groups: for each a slot of it, and the places of its groups in the array. In the order of the nodes, so that two batches never
--- wait for each other in a circle.
+-- The nodes that have these groups: for each node one of its slots, and the places of its groups in the array. In the order of the nodes, so that two batches
+-- never wait for each other in a circle.
 create or replace function fairq_citus.parts(p_group_keys text[]) returns table (slot integer, places bigint[])
 language sql stable set search_path = pg_catalog, pg_temp as $$
   with task as materialized (
@@ -197,7 +198,7 @@ language sql stable set search_path = pg_catalog, pg_temp as $$
   order by h.node
 $$;
 
--- What is the same on every node. Counters and lanes are each node's own.
+-- The settings, which are the same on every node. Counters and lanes are each node's own.
 create or replace function fairq_citus.settings() returns jsonb
 language sql stable set search_path = pg_catalog, pg_temp
 as $$
@@ -208,14 +209,14 @@ as $$
     'settings', (select coalesce(jsonb_agg(s), '[]') from fairq.settings s))
 $$;
 
--- Makes this node the one of that number, with those settings. False, and nothing has changed: it has tasks of its own, from before.
+-- Gives this node its number and the settings. Returns false, and changes nothing, when it has tasks from before.
 create or replace function fairq_citus.become(p_node integer, p_settings jsonb) returns boolean
 language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
   v_shards constant jsonb := jsonb_build_object('shard_count', p_settings -> 'settings' -> 0 -> 'shard_count');
   v_first_id constant bigint := (p_node::bigint << 48) + 1;
 begin
-  -- Under this number it has not been here, though perhaps under another one.
+  -- It has not had this number before, though perhaps another one.
   if (select i.last_value >> 48 from fairq.task_ids i) <> p_node then
     if exists (select from fairq.tasks) then
       return false;
@@ -233,19 +234,19 @@ begin
     insert into fairq.kinds select * from jsonb_populate_recordset(null::fairq.kinds, p_settings -> 'kinds');
     insert into fairq.groups select * from jsonb_populate_recordset(null::fairq.groups, p_settings -> 'groups');
     insert into fairq.settings select * from jsonb_populate_recordset(null::fairq.settings, p_settings -> 'settings');
-    -- Its own groups stand where they belong already, wherever others are still moving.
+    -- Its own groups are in their places already, even if groups of other nodes are still moving.
     update fairq.settings set moving_from = null;
     perform fairq._open_domain(s, q.queue) from fairq.queues q, fairq._shards(null) s;
   end if;
-  -- A worker whose address leads to another node one day is not to be taken for one of that.
+  -- Ids of workers name the node, too: if an address leads to another node one day, its worker is not taken for one of that node.
   perform setval('fairq.worker_ids', v_first_id) from fairq.worker_ids i where i.last_value >> 48 <> p_node;
   perform setval('fairq.task_ids', v_first_id) from fairq.task_ids i where i.last_value >> 48 <> p_node;
   return true;
 end;
 $$;
 
--- Replaces the functions that are called for a group or a task, and those whose answer is the same everywhere, by ones that pass the call on. Their own text
--- goes to schema fairq_citus. Can be run again: a migration may have brought some of them anew.
+-- Replaces the functions that are called for a group or a task, and those that concern all nodes, by ones that pass the call on. The originals go to schema
+-- fairq_citus. It can run again: a migration may have created some of them anew.
 create or replace function fairq_citus.enter() returns void
 language plpgsql set search_path = pg_catalog, pg_temp as $enter$
 declare
@@ -264,7 +265,8 @@ begin
   for v_call in
     select p.proname as name, p.proargnames[1 : p.pronargs] as names, p.proretset as is_set, t.typtype = 'c' as is_row,
       pg_get_functiondef(p.oid) as definition, pg_get_function_arguments(p.oid) as arguments,
-      pg_get_function_result(p.oid) as result, c.name in ('task_result', 'task_progress', 'explain_task', 'rate_usage') as asks, c.slot, a.names as arguments_here, a.formats as arguments_there
+      pg_get_function_result(p.oid) as result, c.name in ('task_result', 'task_progress', 'explain_task', 'rate_usage') as asks, c.slot,
+      a.names as arguments_here, a.formats as arguments_there
     from (
       values
         ('create_task', 'fairq_citus.slot(p_group_key)'), ('create_tasks', 'v_part.slot'), ('purge_group', 'fairq_citus.slot(p_group_key)'),
@@ -283,7 +285,7 @@ begin
     join pg_catalog.pg_proc p on p.pronamespace = 'fairq'::regnamespace and p.proname = c.name
     join pg_catalog.pg_type t on t.oid = p.prorettype
     cross join lateral (
-      -- Some say more there than they were told here.
+      -- Some calls carry more than their arguments: the queues that are hidden from the caller, or its role.
       select string_agg(
           case
             when c.name = 'create_tasks' and n.type like '%[]' then format('fairq_citus.only(%I, v_length, v_part.places)', n.name)
@@ -298,12 +300,13 @@ begin
             else '%L::' || n.type
           end, ', ' order by n.place) as formats
       from (
-        select u.name, u.type::regtype::text, u.place from unnest(p.proargnames[1 : p.pronargs], p.proargtypes::oid[]) with ordinality u(name, type, place)
+        select u.name, u.type::regtype::text, u.place
+        from unnest(p.proargnames[1 : p.pronargs], p.proargtypes::oid[]) with ordinality u(name, type, place)
       ) n(name, type, place)
     ) a
     where p.prosrc not like '%fairq_citus.pass_on(%'
   loop
-    -- The engine's own. Where it calls its like, that is on the same node.
+    -- The engine's own function. What it calls of its like runs on the same node.
     v_statement := replace(v_call.definition, 'FUNCTION fairq.' || v_call.name || '(', 'FUNCTION fairq_citus.' || v_call.name || '(');
     execute replace(v_statement, ' fairq.create_task(', ' fairq_citus.create_task(');
     execute format('revoke all on function fairq_citus.%I from public', v_call.name);
@@ -335,7 +338,7 @@ end;
 $body$,
         case v_call.name
           when 'create_task' then 'perform fairq_citus.check_caller(p_queue);'
-          -- Of no task: whatever is wrong with that is said here.
+          -- A call without a task has no node: this one answers, and raises what is wrong.
           when 'finish_tasks' then format('if p_ids[1] is null then return query select fairq_citus.finish_tasks(%s); return; end if;',
             (select string_agg(quote_ident(n), ', ') from unnest(v_call.names) n))
         end,
@@ -347,13 +350,13 @@ $body$,
           else format('return (%s ->> 0)::%s', v_pass_on, v_call.result)
         end);
     end if;
-    -- Who may call it, and what depends on it, stays. Arguments are written so that every session reads the same.
+    -- "or replace" keeps rights and dependencies. The settings make every session write arguments in the same form.
     execute format('create or replace function fairq.%I(%s) returns %s language plpgsql security definer set search_path = pg_catalog, pg_temp '
       'set datestyle = iso set intervalstyle = postgres set extra_float_digits = 1 as %L',
       v_call.name, v_call.arguments, v_call.result, v_body);
     execute format('comment on function fairq.%1$I is %2$L', v_call.name, 'Calls fairq_citus.' || v_call.name || ' on the node that has it.');
   end loop;
-  -- Nor is the end of a task announced: who watches is told whether it is live, as before, and looks again.
+  -- The end of a task is not announced, either: a watcher is told whether it is live, as before, and looks again.
   delete from fairq.watches;
   create or replace function fairq.watch_task(p_id bigint, p_for interval default '1 minute') returns boolean
   language plpgsql security definer set search_path = pg_catalog, pg_temp as $watch$
@@ -362,7 +365,7 @@ begin
   return (select r.live from fairq.task_result(p_id) r);
 end;
 $watch$;
-  -- The ends of a turn are of the node that the worker speaks to.
+  -- A turn ends only tasks of the node that the worker is connected to.
   execute replace(pg_get_functiondef('fairq.turn'::regproc), ' fairq.finish_tasks(', ' fairq_citus.finish_tasks(');
 end;
 $enter$;

@@ -1,6 +1,6 @@
--- The tables whose rows are calls. fairq/citus.py loads this on the coordinator, when each node has citus.sql; what has been done already is left alone.
+-- The tables whose rows are calls. fairq/citus.py loads this on the coordinator, when each node has citus.sql; it leaves alone what has been done already.
 -- Each statement is sent by itself, and ends at the end of a line.
--- Made on this node alone, then spread by Citus.
+-- The tables are made on this node alone, then Citus spreads them.
 set citus.enable_ddl_propagation = off;
 create table if not exists fairq_citus.calls (
   shard_no integer not null,

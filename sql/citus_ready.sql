@@ -1,5 +1,5 @@
--- Whether fairq can be installed on this cluster, from this node: what is missing is an error that says what to do. fairq/citus.py sends it before
--- anything else, so nothing of fairq is there yet.
+-- Checks whether fairq can be installed on this cluster, from this node: if not, it raises what is missing, and how to mend it. fairq/citus.py sends this
+-- before anything else, so nothing of fairq exists yet.
 do $$
 declare
   v_oldest constant integer := 13;
@@ -54,7 +54,7 @@ begin
   if v_shards < v_having then
     raise object_not_in_prerequisite_state using
       message = format('%s shards cannot be spread over %s nodes', v_shards, v_having),
-      hint = 'Before fairq is installed, set citus.shard_count to several times the nodes you will ever have; later, let fewer nodes have some: '
+      hint = 'Before fairq is installed, set citus.shard_count to several times the nodes you will ever have; later, let fewer nodes have shards: '
         'select citus_set_node_property(''host'', 5432, ''shouldhaveshards'', false);';
   end if;
 end;

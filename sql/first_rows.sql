@@ -1,4 +1,4 @@
--- What every installation begins with: one queue, the counters, and the history's first days.
+-- What a new installation begins with: one queue, the queues of the counters, and the history's first days.
 insert into fairq.settings default values;
 insert into fairq.queues (queue, internal, group_max_running) values ('default', false, null), ('#keys', true, 1), ('#cluster', true, null);
 select fairq._open_domain(0, q.queue) from fairq.queues q;

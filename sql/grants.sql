@@ -1,17 +1,17 @@
 -- Four roles, none of which can log in: grant them to the users that do. Nothing is granted to PUBLIC.
 --   fairq_enqueue   applications: create, cancel, read a result
---   fairq_work      workers: pop, finish, heartbeat, maintain; what the other two above and below may
+--   fairq_work      workers: pop, finish, heartbeat, maintain; and all that fairq_enqueue and fairq_observe may
 --   fairq_observe   dashboards: views and explain_task; no payloads, results, errors or notes
 --   fairq_admin     operators: all functions, and they read everything
--- Nobody but the owner writes a table, and producers read none: public functions run with the owner's rights (security definer), private ones are called by
--- these. Their search path ends with pg_temp, which would come first if it were not named: a temporary type or table of the caller stands for nothing.
+-- Only the owner writes tables, and producers read none: public functions run with the owner's rights (security definer), and call the private ones. Their
+-- search path ends with pg_temp, which would come first if it were not named: so no temporary type or table of the caller takes the place of another.
 do $$
 declare
   v_role text;
 begin
   foreach v_role in array array['fairq_enqueue', 'fairq_work', 'fairq_observe', 'fairq_admin'] loop
     begin
-      -- Roles belong to the whole cluster: another database may have made them, perhaps at this very moment.
+      -- Roles are shared by all databases of the server: another one may have made them, perhaps at this very moment.
       if not exists (select from pg_catalog.pg_roles r where r.rolname = v_role) then
         execute format('create role %I nologin', v_role);
       end if;
@@ -38,9 +38,12 @@ grant execute on function fairq.register_worker, fairq.turn, fairq.pop_tasks, fa
   fairq.fire_schedules, fairq.unplanned_schedules, fairq.plan_schedule, fairq.standings
 to fairq_work;
 
-grant execute on function fairq.explain_task, fairq.next_due_at, fairq.rate_usage, fairq.budget_usage, fairq.shares, fairq.fairness, fairq.metrics, fairq.upkeep_parts, fairq._shards to fairq_work, fairq_observe;
-grant select on fairq.settings, fairq.queues, fairq.kinds, fairq.groups, fairq.live_tasks, fairq.queue_stats, fairq.group_stats, fairq.tenants, fairq.worker_stats, fairq.schedule_stats, fairq.estimates,
-  fairq.ready, fairq.held, fairq.parked, fairq.lanes, fairq.ticks, fairq.workers, fairq.domains, fairq.heartbeats, fairq.upkeep_failures, fairq.ledger, fairq.ledger_queues, fairq.totals
+grant execute on function fairq.explain_task, fairq.next_due_at, fairq.rate_usage, fairq.budget_usage, fairq.shares, fairq.fairness, fairq.metrics,
+  fairq.upkeep_parts, fairq._shards
+to fairq_work, fairq_observe;
+grant select on fairq.settings, fairq.queues, fairq.kinds, fairq.groups, fairq.live_tasks, fairq.queue_stats, fairq.group_stats, fairq.tenants,
+  fairq.worker_stats, fairq.schedule_stats, fairq.estimates, fairq.ready, fairq.held, fairq.parked, fairq.lanes, fairq.ticks, fairq.workers, fairq.domains,
+  fairq.heartbeats, fairq.upkeep_failures, fairq.ledger, fairq.ledger_queues, fairq.totals
 to fairq_work, fairq_observe;
 grant select (shard_no, id, sequence, queue, group_key, kind, scheduled, priority, created_at, run_at, expires_at, cost, attempt, max_attempts,
   spared, losses, concurrency_key, user_key) on fairq.tasks to fairq_work, fairq_observe;

@@ -1,4 +1,4 @@
--- Before what the first revision made is dropped: refused while there are rows that are the user's, not the engine's bookkeeping.
+-- Runs before all that the first revision made is dropped. Refuses that while there are rows of the user's, beside the engine's own bookkeeping.
 do $$
 declare
   v_table text;
@@ -7,16 +7,16 @@ declare
 begin
   for v_table, v_rows in
     values
-      -- They are locked first: who fires them inserts. An app declares its own again.
+      -- Schedules are locked first: firing them inserts tasks. Those with an owner do not count: their app declares them again.
       ('schedules', 'owner is null'),
       ('tasks', 'true'),
       ('finished_tasks', 'true'),
       ('groups', 'true'),
       ('queues', 'queue <> ''default'' and not internal')
   loop
-    -- What was released first may lack it.
+    -- The first release may lack the table.
     continue when to_regclass(format('fairq.%I', v_table)) is null;
-    -- What is being enqueued at this moment counts as well: wait for it, then look.
+    -- Tasks that are being enqueued at this moment count as well: wait for them, then look.
     execute format('lock table fairq.%I in access exclusive mode', v_table);
     execute format('select exists (select from fairq.%I where %s)', v_table, v_rows) into v_any;
     if v_any then
