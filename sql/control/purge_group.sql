@@ -42,7 +42,7 @@ begin
   select v_shard_no, r.id, v_now from unnest(v_ready) r(id);
   insert into fairq.rings (shard_no, queue, group_key, cancelled_id)
   select v_shard_no, p_queue, p_group_key, r.id from unnest(v_ready) r(id);
-  -- A pass hears five thousand rings, and others may come before these. A later pass ends what is still ready after ten.
+  -- A pass hears some thousand rings, and others may come before these. A later pass ends what is still ready after ten.
   for v_round in 1 .. 10 loop
     perform fairq._promote(v_shard_no, p_queue, 1, true);
     exit when not exists (
