@@ -285,7 +285,7 @@ begin
     join pg_catalog.pg_proc p on p.pronamespace = 'fairq'::regnamespace and p.proname = c.name
     join pg_catalog.pg_type t on t.oid = p.prorettype
     cross join lateral (
-      -- Some calls carry more than their arguments: the queues that are hidden from the caller, or its role.
+      -- Some calls carry more than their arguments: queues hidden from the caller, or its role.
       select string_agg(
           case
             when c.name = 'create_tasks' and n.type like '%[]' then format('fairq_citus.only(%I, v_length, v_part.places)', n.name)

@@ -10,7 +10,7 @@ declare
   v_shard_no integer;
 begin
   perform from fairq.settings s for update;
-  -- To _group_shard null means no user. Here it is an error, like an empty name.
+  -- Null is an error here, like an empty name.
   v_shard_no := fairq._group_shard(p_queue, p_group_key, coalesce(p_user_key, ''));
   v_user := fairq._set_limits(v_shard_no, p_queue, p_group_key, format('user "%s" of group "%s"', p_user_key, p_group_key), p_settings,
     '{weight, max_running, rate_limit, rate_period, rate_burst, breaker_threshold, breaker_cooldown}', p_user_key);

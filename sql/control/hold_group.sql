@@ -20,7 +20,7 @@ end;
 $$;
 comment on function fairq.hold_group is 'Starts nothing of a group before a time; null ends a hold.';
 
--- Raises QF009 when a time is past, infinite, or more than 366 days away.
+-- Raises QF009 when it is no time for the end of a hold.
 create function fairq._check_until(p_of text, p_until timestamptz) returns void
 language plpgsql set search_path = pg_catalog, pg_temp as $$
 begin

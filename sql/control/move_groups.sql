@@ -555,8 +555,7 @@ begin
 end;
 $$;
 
--- Sends settings of groups, such as a pause, that were written in a shard after the group had left it. Where the group has a row at home, only a pause is
--- added to it.
+-- Sends home settings, such as a pause, that were written where a group no longer is. If it has a row at home, only a pause is added to that.
 create function fairq._send_settings(p_shard_no integer, p_homes jsonb) returns void
 language plpgsql set search_path = pg_catalog, pg_temp as $$
 begin
@@ -707,7 +706,7 @@ begin
   from (select m.shard_no from fairq.maintenance m order by m.shard_no for update skip locked) m
   where fairq._ledger_until(0) is not null;
   v_counted := coalesce((select min(fairq._ledger_until(s.shard_no)) from fairq._shards(null) s(shard_no)), 'infinity');
-  -- By ctid. A row in the partition of another day may have the same ctid: the conditions below hold for it, too, so it may move as well.
+  -- By ctid. The partition of another day may have it, too: the conditions below make sure that such a row has to move as well.
   with gone as (
     update fairq.finished_tasks f
     set shard_no = fairq._shard_of(f.group_key, v_to)

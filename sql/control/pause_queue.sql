@@ -1,4 +1,4 @@
--- Pauses a queue: pops return nothing until it is resumed. Creating goes on, running tasks go on.
+-- Pauses a queue: pops return nothing until it is resumed. Tasks can still be created, and running tasks go on.
 -- Raises QF003 unknown queue. Locks: queues, one row.
 create function fairq.pause_queue(p_queue text) returns void
 language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = 'off' as $$

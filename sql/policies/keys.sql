@@ -143,7 +143,7 @@ begin
 end;
 $$;
 
--- Takes over, for a task further ahead in a line, the place that was granted to the last task of that line; the latter waits again.
+-- Takes the place that was granted to the last task of a line, for one further ahead; the last one waits again.
 -- Returns false when no task of the line has been granted one.
 create function fairq._take_over(p_shard_no integer, p_queue text, p_group_key text, p_user_key text, p_concurrency_key text) returns boolean
 language plpgsql set search_path = pg_catalog, pg_temp as $$

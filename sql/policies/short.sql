@@ -2,8 +2,8 @@
 -- those kept. Promotion parks each long task it meets, which then holds nobody up, not even its own group. A pop that has room lets the next ones go on, those
 -- of the group that is least far in virtual time first. The long tasks in flight are counted from their rows each time: no stored count can be wrong.
 
--- What a short task costs at most. Without kept slots no task is long: infinity. While long tasks are still parked, 1e300: then promotion has to look each
--- task up, because it may be parked although it stands in line.
+-- What a short task costs at most. Without kept slots no task is long: infinity; or 1e300 while some are still parked, for then promotion has to look each
+-- task up.
 create function fairq._short_under(p_tick fairq.ticks, p_queue fairq.queues) returns double precision
 language sql immutable parallel safe as $$
   select case when p_queue.short_slots is not null then coalesce(p_queue.short_under, 1) when p_tick.long_since is not null then 1e300 else 'infinity' end

@@ -3,7 +3,7 @@
 --   ready    the small ordered set that pops read. Derived.
 --   held     who has the task, and which places it takes. The truth about holders.
 --   parked   tasks that promotion met and whose concurrency key had no place, or that wait for a slot for long tasks. Derived.
--- A task waits when its body is in line (not scheduled) and it is in none of the other three tables: no row says that it waits.
+-- A task waits when its body is in line (not scheduled) and it is in none of the other three: no row says so.
 --
 -- Lock order of the engine. A transaction that needs several of these takes them from top to bottom:
 --   1. settings             each configure_* function but configure_schedule takes it first, so that two of them never wait for each other in a circle; so
@@ -140,7 +140,7 @@ create table fairq.kinds (
   primary key (queue, kind)
 );
 comment on table fairq.kinds is 'What is declared for the tasks of a kind, once for all of them. Change it with fairq.configure_kind().';
-comment on column fairq.kinds.max_attempts is 'The most attempts of such a task; it may ask for fewer.';
+comment on column fairq.kinds.max_attempts is 'The most attempts of a task of this kind; it may ask for fewer.';
 comment on column fairq.kinds.priority is 'Priority of a task that names none.';
 comment on column fairq.kinds.cost is 'Cost of a task that names none.';
 comment on column fairq.kinds.timeout is 'Longest run of one attempt of a task that names no timeout.';
@@ -391,7 +391,7 @@ comment on column fairq.rings.used is
   'What ended attempts used, where groups share that; null with charged: a rebuild says what tasks in flight were charged, as a negative number.';
 comment on column fairq.rings.charged is 'What their group was charged for them beforehand.';
 comment on column fairq.rings.hold_until is 'No task of the group, or with the key, starts before this time.';
-comment on column fairq.rings.held_by is 'The task that said so; null: an operator.';
+comment on column fairq.rings.held_by is 'The task that asked for the hold; null: an operator did.';
 comment on column fairq.rings.ran is 'What the attempts of a kind used.';
 comment on column fairq.rings.announced is 'A NOTIFY goes with it. Until this ring is heard, no other NOTIFY is needed.';
 comment on column fairq.rings.keyed is 'Some of the tasks announced have a concurrency key.';

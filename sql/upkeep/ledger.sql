@@ -482,8 +482,7 @@ begin
 end;
 $$;
 
--- Summarises the block ranges of today's history that have filled up, so that their index tells them apart by time. Does not wait for a vacuum at work there:
--- then it is left for the next time.
+-- Summarises the block ranges of today's history that have filled up, so that the index tells them apart by time. While a vacuum is at work there, it gives up.
 create function fairq._summarize_history() returns void
 language plpgsql set search_path = pg_catalog, pg_temp set lock_timeout = '5ms' set timezone = 'UTC' as $$
 begin
