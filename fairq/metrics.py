@@ -21,31 +21,64 @@ __all__ = ["CONTENT_TYPE", "METRICS", "render", "samples"]
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
-# What there is: type and help of each.
-METRICS: dict[str, tuple[str, str]] = {
-    "fairq_tasks": ("gauge", "Tasks that wait, are scheduled, or run; a million stands for all above."),
-    "fairq_oldest_wait_seconds": ("gauge", "How long the next task waits of the group that waits longest."),
-    "fairq_wait_seconds": ("histogram", "How long tasks that ended had waited for their last attempt."),
-    "fairq_run_seconds": ("histogram", "How long the last attempts of tasks that ended ran."),
-    "fairq_ended_total": ("counter", "Tasks that ended."),
-    "fairq_slots": ("gauge", "What workers of the queue can run at once, busy and idle."),
-    "fairq_idle_slots": ("gauge", "Slots that ran nothing while a group waited for its turn only."),
-    "fairq_backlog_seconds": ("gauge", "Worker seconds that the waiting tasks will take."),
-    "fairq_desired_slots": ("gauge", "Slots to do in five minutes what came in the last five or waits."),
-    "fairq_fairness_error": ("gauge", "What groups got less than they were entitled to, as a part of all."),
-    "fairq_fairness_jain": ("gauge", "Jain's index of what each received of what it was entitled to."),
-    "fairq_worst_debt_ratio": ("gauge", "The largest debt as a part of its bound; above 1: broken."),
-    "fairq_newcomer_p99_seconds": ("gauge", "How long first tasks of groups waited that were idle before."),
-    "fairq_groups": ("gauge", "Groups that had work in the last half minute."),
-    "fairq_group_slots": ("gauge", "Worker seconds a second of a group."),
-    "fairq_group_started_per_second": ("gauge", "Attempts of a group that began, a second."),
-    "fairq_group_oldest_wait_seconds": ("gauge", "How long the next task of a group waits."),
-    "fairq_group_shortfall": ("gauge", "What a group got less than it was entitled to in half a minute."),
-    "fairq_upkeep_failures": ("gauge", "Parts of the upkeep that fail."),
-    "fairq_circuits_open": ("gauge", "Workers whose circuit breaker is open, as they last said."),
-    "fairq_horizon_age_seconds": ("gauge", "Age of the oldest transaction that can be seen."),
-    "fairq_schedule_lag_seconds": ("gauge", "How late the schedule is that is due longest; 0: none is due."),
-    "fairq_ledger_age_seconds": ("gauge", "Time since the last part of the ledger; grows without upkeep."),
+# What there is: of each its type, its labels, and its help.
+METRICS: dict[str, tuple[str, str, str]] = {
+    "fairq_tasks": (
+        "gauge", "queue,state",
+        "Tasks that are waiting, scheduled or running; a million stands for more.",
+    ),
+    "fairq_oldest_wait_seconds": (
+        "gauge", "queue",
+        "How long the next task of the group that waits longest waits.",
+    ),
+    "fairq_wait_seconds": (
+        "histogram", "queue",
+        "How long tasks that ended had waited for their last attempt.",
+    ),
+    "fairq_run_seconds": ("histogram", "queue,kind", "How long the last attempts of tasks that ended ran."),
+    "fairq_ended_total": ("counter", "queue,kind,outcome", "Tasks that ended."),
+    "fairq_slots": ("gauge", "queue,state", "What the workers of the queue can run at once, busy and idle."),
+    "fairq_idle_slots": ("gauge", "queue", "Slots that ran nothing while a group waited for its turn only."),
+    "fairq_backlog_seconds": ("gauge", "queue", "Worker seconds that the waiting tasks will take."),
+    "fairq_desired_slots": (
+        "gauge", "queue",
+        "Slots that do in five minutes what came in the last five and what waits longer.",
+    ),
+    "fairq_fairness_error": (
+        "gauge", "queue",
+        "What groups received less than they were entitled to, as a part of all.",
+    ),
+    "fairq_fairness_jain": (
+        "gauge", "queue",
+        "Jain's index of what each received of what it was entitled to.",
+    ),
+    "fairq_worst_debt_ratio": (
+        "gauge", "queue",
+        "The largest debt as a part of its bound; above 1 the order is broken.",
+    ),
+    "fairq_newcomer_p99_seconds": (
+        "gauge", "queue",
+        "How long first tasks of groups waited that had nothing to do before.",
+    ),
+    "fairq_groups": ("gauge", "queue", "Groups that had work in the last half minute."),
+    "fairq_group_slots": ("gauge", "queue,group", "Worker seconds a second of a group."),
+    "fairq_group_started_per_second": ("gauge", "queue,group", "Attempts of a group that began, a second."),
+    "fairq_group_oldest_wait_seconds": ("gauge", "queue,group", "How long the next task of a group waits."),
+    "fairq_group_shortfall": (
+        "gauge", "queue,group",
+        "What a group received less than it was entitled to in half a minute.",
+    ),
+    "fairq_upkeep_failures": ("gauge", "", "Parts of the upkeep that fail."),
+    "fairq_circuits_open": ("gauge", "", "Workers whose circuit breaker is open, as they last said."),
+    "fairq_horizon_age_seconds": ("gauge", "", "Age of the oldest transaction that can be seen."),
+    "fairq_schedule_lag_seconds": (
+        "gauge", "",
+        "How late the schedule is that is due longest; 0: none is due.",
+    ),
+    "fairq_ledger_age_seconds": (
+        "gauge", "",
+        "Time since the last part of the ledger; it grows where no upkeep runs.",
+    ),
 }  # fmt: skip
 
 
@@ -65,7 +98,7 @@ def render(conn: psycopg.Connection[Any], *, groups: int = 20) -> str:
     lines = []
     for metric, its in of.items():
         if its:
-            kind, about = METRICS[metric]
+            kind, _, about = METRICS[metric]
             lines += [f"# HELP {metric} {about}", f"# TYPE {metric} {kind}", *its]
     return "".join(f"{line}\n" for line in lines)
 

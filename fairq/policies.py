@@ -55,10 +55,12 @@ class UserSettings(TypedDict, Generic[Time], total=False):
     """The settings of one user of a group; None: what the group, or the queue, gives to each user holds."""
 
     weight: Annotated[float | None, "Its share beside those of weight 1: 0.001 to 1000."]
-    max_running: Annotated[int | None, "The most tasks in flight at once."]
+    max_running: Annotated[int | None, "The most tasks in flight at once. 0 starts none."]
     rate_limit: Annotated[int | None, "The most tasks started per --rate-period."]
     rate_period: Annotated[Time | None, "The time that --rate-limit counts in. Default: 1s."]
-    rate_burst: Annotated[int | None, "How many tasks may go ahead of the rate. Default: a second's worth."]
+    rate_burst: Annotated[
+        int | None, "How many may go ahead of the rate, 1 to 100,000. Default: a second's worth."
+    ]
     breaker_threshold: Annotated[int | None, "Failures in a row after which nothing is started for a while."]
     breaker_cooldown: Annotated[Time | None, "How long that is, before one task is tried. Default: 1m."]
 
@@ -70,7 +72,9 @@ class _OfUsers(TypedDict, Generic[Time], total=False):
     user_max_running: Annotated[int | None, "For each user without its own: most tasks in flight at once."]
     user_rate_limit: Annotated[int | None, "For each user without its own: most tasks started per period."]
     user_rate_period: Annotated[Time | None, "The time that --user-rate-limit counts in. Default: 1s."]
-    user_rate_burst: Annotated[int | None, "How many may go ahead of that. Default: a second's worth."]
+    user_rate_burst: Annotated[
+        int | None, "How many may go ahead of the rate, 1 to 100,000. Default: a second's worth."
+    ]
     user_breaker_threshold: Annotated[int | None, "Failures in a row that stop a user without its own."]
     user_breaker_cooldown: Annotated[Time | None, "How long that is, before one task is tried. Default: 1m."]
 
@@ -78,8 +82,10 @@ class _OfUsers(TypedDict, Generic[Time], total=False):
 class GroupSettings(UserSettings[Time], _OfUsers[Time], Generic[Time], total=False):
     """A group's own settings; None: its queue's hold. `user_…` are those of its users."""
 
-    budget: Annotated[float | None, "The most that its tasks use per --budget-period, in what groups share."]
-    budget_period: Annotated[Time | None, "The time that --budget counts in. Default: 1d."]
+    budget: Annotated[
+        float | None, "The most that its tasks use per --budget-period, in what groups share: 0 to 10^15."
+    ]
+    budget_period: Annotated[Time | None, "The time that --budget counts in, at least a second. Default: 1d."]
 
 
 class _OfGroups(TypedDict, Generic[Time], total=False):
@@ -87,26 +93,30 @@ class _OfGroups(TypedDict, Generic[Time], total=False):
 
     ready_target: Annotated[
         int | None,
-        "How many tasks a pass makes ready beside those it hands over. Default: what other workers need.",
+        "How many tasks a pass makes ready beside those it hands over, 1 to 1,000,000. Default: twice the"
+        " slots of the other live workers, 4,000 at most, and at least what makes 200 with those handed over"
+        " (50 unless groups share by count).",
     ]
-    max_attempts: Annotated[int | None, "Attempts of a task that does not say how many."]
-    retry_base: Annotated[Time | None, "Back-off before the second attempt; doubled for every further one."]
+    max_attempts: Annotated[int | None, "Attempts of a task that does not say how many, 1 to 1,000,000."]
+    retry_base: Annotated[Time | None, "Back-off before the second attempt; doubled each time."]
     retry_cap: Annotated[Time | None, "The longest back-off."]
-    retention: Annotated[Time | None, "How long ended tasks and attempts are kept."]
+    retention: Annotated[Time | None, "How long ended tasks and attempts are kept, at most 36,525 days."]
     notify: Annotated[
         bool | None,
         "Announce new work by NOTIFY. It takes a database-wide lock at commit; polling works without.",
     ]
-    weight: Annotated[float | None, "Weight of groups that have none of their own."]
+    weight: Annotated[float | None, "Weight of groups that have none of their own: 0.001 to 1000."]
     fairness: Annotated[
         Fairness | None,
-        "What groups share: count (as many tasks for each), time (as many worker seconds) or cost (as much of"
-        " what handlers charge).",
+        "What groups share: count (as many tasks for each, by cost), time (as many worker seconds) or cost"
+        " (as much of what handlers charge).",
     ]
     group_max_running: Annotated[int | None, "For each group without its own: most tasks in flight at once."]
     group_rate_limit: Annotated[int | None, "For each group without its own: most tasks started per period."]
     group_rate_period: Annotated[Time | None, "The time that --group-rate-limit counts in. Default: 1s."]
-    group_rate_burst: Annotated[int | None, "How many may go ahead of that. Default: a second's worth."]
+    group_rate_burst: Annotated[
+        int | None, "How many may go ahead of the rate, 1 to 100,000. Default: a second's worth."
+    ]
     group_breaker_threshold: Annotated[int | None, "Failures in a row that stop a group without its own."]
     group_breaker_cooldown: Annotated[Time | None, "How long that is, before one task is tried. Default: 1m."]
     group_budget: Annotated[
@@ -124,23 +134,32 @@ class QueueSettings(_OfGroups[Time], _OfUsers[Time], Generic[Time], total=False)
     max_running: Annotated[int | None, "The most tasks in flight at once in the whole queue."]
     rate_limit: Annotated[int | None, "The most tasks started per --rate-period in the whole queue."]
     rate_period: Annotated[Time | None, "The time that --rate-limit counts in. Default: 1s."]
-    rate_burst: Annotated[int | None, "How many tasks may go ahead of the rate. Default: a second's worth."]
+    rate_burst: Annotated[
+        int | None, "How many may go ahead of the rate, 1 to 100,000. Default: a second's worth."
+    ]
     breaker_threshold: Annotated[int | None, "Failures in a row, of any group, that stop the queue a while."]
     breaker_cooldown: Annotated[Time | None, "How long that is, before one task is tried. Default: 1m."]
-    short_slots: Annotated[int | None, "How many slots of the workers are kept for short tasks."]
+    short_slots: Annotated[
+        int | None,
+        "How many slots of the workers are kept for short tasks, fewer than --max-running. One is always left"
+        " to long ones.",
+    ]
     short_under: Annotated[
         float | None,
-        "Tasks expected to cost at most this are short: seconds, where groups share time. Default: 1.",
+        "Tasks expected to cost at most this are short, 0.001 to 1,000,000: seconds, where groups share time."
+        " Default: 1.",
     ]
-    short_idle: Annotated[Time | None, "How long they may idle while only long tasks wait. Default: 1m."]
-    enqueue_role: Annotated[str | None, "Only members of this role of the database enqueue to it."]
-    work_role: Annotated[str | None, "Only members of this role of the database work on it."]
+    short_idle: Annotated[Time | None, "How long these may idle while only long tasks wait. Default: 1m."]
+    enqueue_role: Annotated[str | None, "Only members of this role create tasks of the queue."]
+    work_role: Annotated[str | None, "Only members of this role pop tasks of the queue."]
 
 
 class KindSettings(TypedDict, Generic[Time], total=False):
     """What holds for the tasks of a kind, however they are created; None: nothing is declared."""
 
-    max_attempts: Annotated[int | None, "The most attempts of such a task; it may ask for fewer."]
+    max_attempts: Annotated[
+        int | None, "The most attempts of such a task, 1 to 1,000,000. It may ask for fewer."
+    ]
     priority: Annotated[int | None, "Priority of a task that does not say which."]
     cost: Annotated[float | None, "Cost of a task that does not say which."]
     timeout: Annotated[Time | None, "Longest run of one attempt of a task that does not say how long."]
@@ -156,8 +175,8 @@ class KeySettings(TypedDict, total=False):
 
 
 class ClusterSettings(TypedDict, total=False):
-    shard_count: Annotated[int | None, "Number of shards. Groups move to theirs."]
-    payload_limit: Annotated[int | None, "Largest payload, in bytes of its text."]
+    shard_count: Annotated[int | None, "Number of shards, 1 to 4096. Groups move to theirs."]
+    payload_limit: Annotated[int | None, "The largest payload, in bytes of its text, up to 256 MiB."]
     max_running: Annotated[int | None, "The most tasks in flight at once over all queues and workers."]
 
 

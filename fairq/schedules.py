@@ -49,7 +49,9 @@ class ScheduleSettings(TypedDict, Generic[Time], total=False):
 
     cron: Annotated[str | None, "Minute, hour, day of month, month, day of week: '0 3 * * *'."]
     time_zone: Annotated[str | None, "Where the hours of --cron are told: Europe/Berlin. Default: UTC."]
-    every: Annotated[Time | None, "Instead of --cron: 10s, 5m, 1h; at its multiples since 1970."]
+    every: Annotated[
+        Time | None, "Instead of --cron: 10s, 5m, 1h, up to 366 days; at its multiples since 1970."
+    ]
     spread: Annotated[Time | None, "Each group fires at a time of its own within this time after the tick."]
     missed: Annotated[
         Missed | None,

@@ -1,11 +1,17 @@
-"""What docs/reference says of each command, made from its declaration. For maintainers.
+"""What the pages say that is declared elsewhere: made from its declaration. For maintainers.
 
     python -m tools.reference            write it into the pages
     python -m tools.reference --check    exit 1 when a page is stale
 
-A command has its place in one page, between `<!-- fairq NAME -->` and `<!-- end -->`: how it is called, its
-options, how it ends and which role it needs. The list of all is between `<!-- commands -->` and
-`<!-- end -->`. Everything around is written by hand.
+Each part has its place in one page, between a comment with its name and `<!-- end -->`:
+
+    <!-- fairq NAME -->       how a command is called, its options, how it ends and which role it needs
+    <!-- commands -->         all commands
+    <!-- settings NAME -->    the settings of a configure_… function: types and defaults of the columns, help
+    <!-- metrics SCOPE -->    the metrics of queues, of groups, or of the installation
+    <!-- decisions -->        all decisions by their titles
+
+Everything around is written by hand.
 """
 
 from __future__ import annotations
@@ -19,12 +25,16 @@ from pathlib import Path
 import click
 
 from fairq.cli import COMMANDS, DSN, JSON, main
+from fairq.metrics import METRICS
 from fairq.options import options_of
-from fairq.policies import ClusterSettings, GroupSettings, KeySettings, QueueSettings
+from fairq.policies import ClusterSettings, GroupSettings, KeySettings, KindSettings, QueueSettings
 from fairq.schedules import ScheduleSettings
 
-REFERENCE = Path(__file__).resolve().parent.parent / "docs" / "reference"
-_BLOCK = re.compile(r"<!-- (commands|fairq [\w -]+) -->\n.*?<!-- end -->", re.DOTALL)
+ROOT = Path(__file__).resolve().parent.parent
+DOCS = ROOT / "docs"
+REFERENCE = DOCS / "reference"
+_NAMES = r"commands|decisions|(?:settings|metrics) \w+|fairq [\w -]+"
+_BLOCK = re.compile(rf"<!-- ({_NAMES}) -->\n.*?<!-- end -->", re.DOTALL)
 
 
 def commands() -> Iterator[tuple[str, click.Command]]:
@@ -129,17 +139,67 @@ def listing(pages: dict[Path, str]) -> str:
     return text
 
 
+# What a configure_… function sets, and the table that has it as columns.
+_TABLES = {
+    "queue": (QueueSettings, "queues"),
+    "group": (GroupSettings, "groups"),
+    "key": (KeySettings, "groups"),
+    "kind": (KindSettings, "kinds"),
+    "cluster": (ClusterSettings, "settings"),
+    "schedule": (ScheduleSettings, "schedules"),
+}
+
+
+def settings(name: str) -> str:
+    """Each with its type, its default, and the help that the command line has."""
+    declared, table = _TABLES[name]
+    schema = (ROOT / "sql" / "schema" / "030_tables.sql").read_text("utf-8")
+    columns = schema.split(f"create table fairq.{table} (")[1].split("\n);")[0]
+    lines = []
+    for setting, option in options_of(declared).items():
+        found = re.search(rf"\b{setting} (double precision|\w+)([^,\n]*)", columns)
+        assert found, setting
+        preset = re.search(r"default '?([^',\n]+)", found[2])
+        default = f" = `{preset[1]}`" if preset else ""
+        told = re.sub(r" Default: [^.]*\.$", "", option.help) if preset else option.help
+        text = re.sub(r"--([a-z][a-z-]*[a-z])", lambda flag: f"`{flag[1].replace('-', '_')}`", told)
+        lines.append(_filled(f"- `{setting}` {found[1]}{default}: {text}", "  "))
+    return "\n".join(lines) + "\n"
+
+
+def metrics(scope: str) -> str:
+    """Those with a label of that name; of the installation, those with none."""
+    lines = []
+    for name, (_, labels, about) in METRICS.items():
+        its = "group" if "group" in labels else "queue" if labels else "installation"
+        if its == scope:
+            lines.append(_filled(f"- `{name}{{{labels}}}`: {about}".replace("{}", ""), "  "))
+    return "\n".join(lines) + "\n"
+
+
+def decisions() -> str:
+    """Each by its title, with a link."""
+    pages = sorted((DOCS / "decisions").glob("*.md"))
+    titles = {page: page.read_text("utf-8").splitlines()[0].removeprefix("# ") for page in pages}
+    return "".join(
+        _filled(f"- [{title}](decisions/{page.name})", "  ") + "\n" for page, title in titles.items()
+    )
+
+
 def written() -> dict[Path, str]:
     """Every page as it should be."""
-    pages = {file: file.read_text("utf-8") for file in sorted(REFERENCE.glob("*.md"))}
+    pages = {file: file.read_text("utf-8") for file in (*sorted(REFERENCE.rglob("*.md")), DOCS / "README.md")}
     texts = {name: about(name, command) for name, command in commands()}
+    texts |= {f"settings {name}": settings(name) for name in _TABLES}
+    texts |= {f"metrics {scope}": metrics(scope) for scope in ("queue", "group", "installation")}
+    texts["decisions"] = decisions()
     places = [found[1] for page in pages.values() for found in _BLOCK.finditer(page)]
     if missing := sorted({*texts, "commands"} - {*places}):
-        sys.exit(f"no page in docs/reference has a place for: {', '.join(missing)}")
+        sys.exit(f"no page has a place for: {', '.join(missing)}")
     if wrong := sorted(
         {name for name in places if name not in (*texts, "commands") or places.count(name) > 1}
     ):
-        sys.exit(f"pages in docs/reference have two places, or no command, for: {', '.join(wrong)}")
+        sys.exit(f"pages have two places, or nothing to say, for: {', '.join(wrong)}")
     texts["commands"] = listing(pages)
     return {
         file: _BLOCK.sub(lambda found: f"<!-- {found[1]} -->\n{texts[found[1]]}<!-- end -->", page)

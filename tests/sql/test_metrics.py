@@ -177,6 +177,14 @@ def test_an_observer_may_scrape(database: Database, conn: Conn) -> None:
     assert one(conn, "select count(*) from fairq.metrics()") > 10
 
 
+def test_samples_have_the_labels_that_are_declared(conn: Conn) -> None:
+    create_many(conn, "bob", 2)
+    maintain(conn)
+    for name, labels, _ in metrics.samples(conn):
+        metric = name if name in metrics.METRICS else name.rsplit("_", 1)[0]
+        assert ",".join(each for each in labels if each != "le") == metrics.METRICS[metric][1], name
+
+
 @pytest.mark.parametrize("name", [ALERTS, "examples/monitoring/dashboard.json", "docs/reference/metrics.md"])
 def test_files_name_what_there_is(name: str) -> None:
     """Metrics and labels. Between them they name every metric."""
