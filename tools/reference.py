@@ -8,6 +8,8 @@ Each part has its place in one page, between a comment with its name and `<!-- e
     <!-- fairq NAME -->       how a command is called, its options, how it ends and which role it needs
     <!-- commands -->         all commands
     <!-- settings NAME -->    the settings of a configure_… function: types and defaults of the columns, help
+    <!-- table NAME -->       its columns but settings, with the schema's comments
+    <!-- tables -->           the tables that have no section of their own
     <!-- metrics SCOPE -->    the metrics of queues, of groups, or of the installation
     <!-- decisions -->        all decisions by their titles
 
@@ -33,7 +35,10 @@ from fairq.schedules import ScheduleSettings
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
 REFERENCE = DOCS / "reference"
-_NAMES = r"commands|decisions|(?:settings|metrics) \w+|fairq [\w -]+"
+_SCHEMA = "".join(
+    (ROOT / "sql" / name).read_text("utf-8") for name in ("bootstrap.sql", "schema/030_tables.sql")
+)
+_NAMES = r"commands|decisions|tables|(?:settings|metrics|table) \w+|fairq [\w -]+"
 _BLOCK = re.compile(rf"<!-- ({_NAMES}) -->\n.*?<!-- end -->", re.DOTALL)
 
 
@@ -153,8 +158,7 @@ _TABLES = {
 def settings(name: str) -> str:
     """Each with its type, its default, and the help that the command line has."""
     declared, table = _TABLES[name]
-    schema = (ROOT / "sql" / "schema" / "030_tables.sql").read_text("utf-8")
-    columns = schema.split(f"create table fairq.{table} (")[1].split("\n);")[0]
+    columns = _SCHEMA.split(f"create table fairq.{table} (")[1].split("\n);")[0]
     lines = []
     for setting, option in options_of(declared).items():
         found = re.search(rf"\b{setting} (double precision|\w+)([^,\n]*)", columns)
@@ -165,6 +169,51 @@ def settings(name: str) -> str:
         text = re.sub(r"--([a-z][a-z-]*[a-z])", lambda flag: f"`{flag[1].replace('-', '_')}`", told)
         lines.append(_filled(f"- `{setting}` {found[1]}{default}: {text}", "  "))
     return "\n".join(lines) + "\n"
+
+
+def _columns(table: str) -> dict[str, str]:
+    """Of a table as the schema makes it: names and types."""
+    made = _SCHEMA.split(f"create table fairq.{table} (")[1].split("\n)")[0]
+    parts = re.split(r",\s+(?![^(]*\))", re.sub(r"\s*--.*", "", made).strip())
+    found = (
+        re.match(r"(?!constraint|primary key)(\w+) (double precision|\w+(?:\[\])?)", part) for part in parts
+    )
+    return {each[1]: each[2] for each in found if each}
+
+
+def _comments(kind: str) -> dict[str, str]:
+    """What the schema says of tables or columns, by their names. A comment may be several literals."""
+    said = re.findall(
+        rf"^comment on {kind} fairq\.([\w.]+) is\s+((?:'(?:[^']|'')*'\s*)+);", _SCHEMA, re.MULTILINE
+    )
+    return {name: re.sub(r"'\s+'", "", text.strip())[1:-1].replace("''", "'") for name, text in said}
+
+
+def table(name: str) -> str:
+    """Its columns, first those of which nothing needs to be said. Settings have pages of their own."""
+    of_settings = {
+        setting for declared, its in _TABLES.values() if its == name for setting in options_of(declared)
+    }
+    comments = _comments("column")
+    told, untold = [], []
+    for column, its_type in _columns(name).items():
+        if name != "schedules" and column in of_settings:
+            continue
+        about = comments.get(f"{name}.{column}")
+        if about:
+            told.append(_filled(f"- `{column}` {its_type}: {about}", "  "))
+        else:
+            untold.append(f"`{column}` {its_type}")
+    return "\n".join([*([_filled(f"- {', '.join(untold)}", "  ")] if untold else []), *told]) + "\n"
+
+
+def engine(page: str) -> str:
+    """Tables that have no section of their own."""
+    return "".join(
+        _filled(f"- `fairq.{name}`: {about}", "  ") + "\n"
+        for name, about in sorted(_comments("table").items())
+        if f"\n## fairq.{name}\n" not in page and not name.endswith("_default")
+    )
 
 
 def metrics(scope: str) -> str:
@@ -193,6 +242,9 @@ def written() -> dict[Path, str]:
     texts |= {f"settings {name}": settings(name) for name in _TABLES}
     texts |= {f"metrics {scope}": metrics(scope) for scope in ("queue", "group", "installation")}
     texts["decisions"] = decisions()
+    tables = pages[REFERENCE / "sql" / "tables-and-views.md"]
+    texts |= {f"table {name}": table(name) for name in re.findall(r"<!-- table (\w+) -->", tables)}
+    texts["tables"] = engine(tables)
     places = [found[1] for page in pages.values() for found in _BLOCK.finditer(page)]
     if missing := sorted({*texts, "commands"} - {*places}):
         sys.exit(f"no page has a place for: {', '.join(missing)}")

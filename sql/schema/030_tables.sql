@@ -358,7 +358,17 @@ create table fairq.attempts (
   used double precision, attempt integer not null, outcome text collate "C" not null, error jsonb
 ) partition by range (ended_at);
 comment on column fairq.finished_tasks.used is 'What it used, where groups share that: seconds, or what its handler charged; null: the handler did not say.';
+comment on column fairq.finished_tasks.worker_id is 'Who ended it; null: it never ran.';
+comment on column fairq.finished_tasks.started_at is 'When its last attempt began.';
+comment on column fairq.finished_tasks.attempt is 'Attempts begun, spared ones included.';
+comment on column fairq.finished_tasks.user_key is 'Whose task it was among those of its group; null: it named nobody.';
+comment on column fairq.finished_tasks.outcome is 'succeeded, failed, cancelled or expired.';
+comment on column fairq.finished_tasks.result is 'What the handler returned, if that is stored.';
+comment on column fairq.finished_tasks.error is 'Why it failed; fairq''s workers write code and message.';
 comment on table fairq.attempts is 'Attempts that did not end their task: append-only, partitioned by day.';
+comment on column fairq.attempts.outcome is 'retry, worker_lost, released, declined, postponed or lease_expired.';
+comment on column fairq.attempts.error is 'Why, if the worker said so.';
+comment on column fairq.attempts.used is 'As of finished_tasks.';
 create table fairq.attempts_default partition of fairq.attempts default;
 alter table fairq.attempts_default replica identity full;
 comment on table fairq.attempts_default is 'Rows of days that have no partition yet.';
@@ -686,6 +696,7 @@ create table fairq.ledger_queues (
 );
 comment on table fairq.ledger_queues is 'The ledger of whole queues: a row per half minute and queue that had work. Append-only.';
 comment on column fairq.ledger_queues.workers is 'Workers of the queue.';
+comment on column fairq.ledger_queues.slots is 'What they can run at once.';
 comment on column fairq.ledger_queues.clock is 'How far the order had come when this was written, in rounds.';
 comment on column fairq.ledger_queues.newcomers is 'Like waits, for the first tasks of groups that had no work before.';
 
@@ -698,8 +709,11 @@ create table fairq.totals (
 );
 comment on table fairq.totals is 'All tasks that ever ended, counted with the ledger: these numbers never go down, whatever becomes of the history.';
 comment on column fairq.totals.tasks is 'How many.';
+comment on column fairq.totals.kind is 'A hundred kinds of a queue are told apart; other is the rest.';
+comment on column fairq.totals.seconds is 'How long their last attempts ran.';
 comment on column fairq.totals.waited is 'How long they had waited, in seconds.';
 comment on column fairq.totals.runs is 'A histogram: how many ran less than 5 ms, 10 ms, 20 ms and so on; the last: longer.';
+comment on column fairq.totals.waits is 'How many had waited so long, by the same steps.';
 
 create table fairq.ledger_marks (
   shard_no integer not null, marked_at timestamptz not null, snapshot pg_snapshot not null,
