@@ -23,63 +23,54 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 # What there is: of each its type, its labels, and its help.
 METRICS: dict[str, tuple[str, str, str]] = {
-    "fairq_tasks": (
-        "gauge", "queue,state",
-        "Tasks that are waiting, scheduled or running; a million stands for more.",
-    ),
-    "fairq_oldest_wait_seconds": (
-        "gauge", "queue",
-        "How long the next task of the group that waits longest waits.",
-    ),
-    "fairq_wait_seconds": (
-        "histogram", "queue",
-        "How long tasks that ended had waited for their last attempt.",
-    ),
-    "fairq_run_seconds": ("histogram", "queue,kind", "How long the last attempts of tasks that ended ran."),
-    "fairq_ended_total": ("counter", "queue,kind,outcome", "Tasks that ended."),
-    "fairq_slots": ("gauge", "queue,state", "What the workers of the queue can run at once, busy and idle."),
-    "fairq_idle_slots": ("gauge", "queue", "Slots that ran nothing while a group waited for its turn only."),
+    "fairq_tasks": ("gauge", "queue,state", "Tasks waiting, scheduled or running; counts stop at a million."),
+    "fairq_oldest_wait_seconds": ("gauge", "queue", "The longest that any group's next task has waited."),
+    "fairq_wait_seconds": ("histogram", "queue", "How long ended tasks had waited for their last attempt."),
+    "fairq_run_seconds": ("histogram", "queue,kind", "How long the last attempts of ended tasks ran."),
+    "fairq_ended_total": ("counter", "queue,kind,outcome", "Ended tasks."),
+    "fairq_slots": ("gauge", "queue,state", "Slots of the queue's workers, busy and idle."),
+    "fairq_idle_slots": ("gauge", "queue", "Slots that were idle while a group waited only for its turn."),
     "fairq_backlog_seconds": ("gauge", "queue", "Worker seconds that the waiting tasks will take."),
     "fairq_desired_slots": (
-        "gauge", "queue",
-        "Slots that do in five minutes what came in the last five and what waits longer.",
+        "gauge",
+        "queue",
+        "Slots to do in 5 minutes what came in the last 5 minutes or waits.",
     ),
     "fairq_fairness_error": (
-        "gauge", "queue",
-        "What groups received less than they were entitled to, as a part of all.",
+        "gauge",
+        "queue",
+        "What groups got less than they were entitled to, as a part of all.",
     ),
-    "fairq_fairness_jain": (
-        "gauge", "queue",
-        "Jain's index of what each received of what it was entitled to.",
-    ),
-    "fairq_worst_debt_ratio": (
-        "gauge", "queue",
-        "The largest debt as a part of its bound; above 1 the order is broken.",
-    ),
+    "fairq_fairness_jain": ("gauge", "queue", "Jain's index of received over entitled shares."),
+    "fairq_worst_debt_ratio": ("gauge", "queue", "The largest debt as a part of its bound; above 1: broken."),
     "fairq_newcomer_p99_seconds": (
-        "gauge", "queue",
-        "How long first tasks of groups waited that had nothing to do before.",
+        "gauge",
+        "queue",
+        "How long the first tasks of formerly idle groups waited.",
     ),
-    "fairq_groups": ("gauge", "queue", "Groups that had work in the last half minute."),
-    "fairq_group_slots": ("gauge", "queue,group", "Worker seconds a second of a group."),
-    "fairq_group_started_per_second": ("gauge", "queue,group", "Attempts of a group that began, a second."),
-    "fairq_group_oldest_wait_seconds": ("gauge", "queue,group", "How long the next task of a group waits."),
+    "fairq_groups": ("gauge", "queue", "Groups that had tasks in the last half minute."),
+    "fairq_group_slots": ("gauge", "queue,group", "Worker seconds per second of a group."),
+    "fairq_group_started_per_second": ("gauge", "queue,group", "Attempts of a group that began per second."),
+    "fairq_group_oldest_wait_seconds": (
+        "gauge",
+        "queue,group",
+        "How long the next task of a group has waited.",
+    ),
     "fairq_group_shortfall": (
-        "gauge", "queue,group",
-        "What a group received less than it was entitled to in half a minute.",
+        "gauge",
+        "queue,group",
+        "What a group got less than it was entitled to in half a minute.",
     ),
-    "fairq_upkeep_failures": ("gauge", "", "Parts of the upkeep that fail."),
-    "fairq_circuits_open": ("gauge", "", "Workers whose circuit breaker is open, as they last said."),
+    "fairq_upkeep_failures": ("gauge", "", "Failing parts of the upkeep."),
+    "fairq_circuits_open": ("gauge", "", "Workers whose circuit breaker is open, as they last reported."),
     "fairq_horizon_age_seconds": ("gauge", "", "Age of the oldest transaction that can be seen."),
-    "fairq_schedule_lag_seconds": (
-        "gauge", "",
-        "How late the schedule is that is due longest; 0: none is due.",
-    ),
+    "fairq_schedule_lag_seconds": ("gauge", "", "How late the most overdue schedule is; 0: none is due."),
     "fairq_ledger_age_seconds": (
-        "gauge", "",
-        "Time since the last part of the ledger; it grows where no upkeep runs.",
+        "gauge",
+        "",
+        "Time since the ledger was last written; grows without upkeep.",
     ),
-}  # fmt: skip
+}
 
 
 def samples(conn: psycopg.Connection[Any], *, groups: int = 20) -> list[tuple[str, dict[str, str], float]]:

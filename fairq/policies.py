@@ -52,44 +52,44 @@ Time = TypeVar("Time")  # Seconds where it is set, timedelta where it is answere
 
 
 class UserSettings(TypedDict, Generic[Time], total=False):
-    """The settings of one user of a group; None: what the group, or the queue, gives to each user holds."""
+    """The settings of one user of a group. Those it lacks come from the group's or queue's `user_…`."""
 
     weight: Annotated[float | None, "Its share beside those of weight 1: 0.001 to 1000."]
     max_running: Annotated[int | None, "The most tasks in flight at once. 0 starts none."]
     rate_limit: Annotated[int | None, "The most tasks started per --rate-period."]
-    rate_period: Annotated[Time | None, "The time that --rate-limit counts in. Default: 1s."]
+    rate_period: Annotated[Time | None, "The period of --rate-limit. Default: 1s."]
     rate_burst: Annotated[
         int | None, "How many may go ahead of the rate, 1 to 100,000. Default: a second's worth."
     ]
-    breaker_threshold: Annotated[int | None, "Failures in a row after which nothing is started for a while."]
-    breaker_cooldown: Annotated[Time | None, "How long that is, before one task is tried. Default: 1m."]
+    breaker_threshold: Annotated[int | None, "After this many failures in a row, start nothing for a while."]
+    breaker_cooldown: Annotated[Time | None, "How long, before one task is tried. Default: 1m."]
 
 
 class _OfUsers(TypedDict, Generic[Time], total=False):
-    """What a group, or a queue, says of users who have no settings of their own."""
+    """Settings of each user without its own."""
 
-    user_weight: Annotated[float | None, "Weight of users, inside their group, who have none of their own."]
+    user_weight: Annotated[float | None, "Weight of each user without its own."]
     user_max_running: Annotated[int | None, "For each user without its own: most tasks in flight at once."]
     user_rate_limit: Annotated[int | None, "For each user without its own: most tasks started per period."]
-    user_rate_period: Annotated[Time | None, "The time that --user-rate-limit counts in. Default: 1s."]
+    user_rate_period: Annotated[Time | None, "The period of --user-rate-limit. Default: 1s."]
     user_rate_burst: Annotated[
-        int | None, "How many may go ahead of the rate, 1 to 100,000. Default: a second's worth."
+        int | None, "How many may go ahead of that, 1 to 100,000. Default: a second's worth."
     ]
     user_breaker_threshold: Annotated[int | None, "Failures in a row that stop a user without its own."]
-    user_breaker_cooldown: Annotated[Time | None, "How long that is, before one task is tried. Default: 1m."]
+    user_breaker_cooldown: Annotated[Time | None, "How long, before one task is tried. Default: 1m."]
 
 
 class GroupSettings(UserSettings[Time], _OfUsers[Time], Generic[Time], total=False):
-    """A group's own settings; None: its queue's hold. `user_…` are those of its users."""
+    """A group's own settings. Without a setting, its queue's holds. `user_…` apply to each of its users."""
 
     budget: Annotated[
         float | None, "The most that its tasks use per --budget-period, in what groups share: 0 to 10^15."
     ]
-    budget_period: Annotated[Time | None, "The time that --budget counts in, at least a second. Default: 1d."]
+    budget_period: Annotated[Time | None, "The period of --budget, at least a second. Default: 1d."]
 
 
 class _OfGroups(TypedDict, Generic[Time], total=False):
-    """What a queue says of its tasks, and of groups that have no settings of their own."""
+    """Settings of a queue's tasks, and of each group without its own."""
 
     ready_target: Annotated[
         int | None,
@@ -97,48 +97,49 @@ class _OfGroups(TypedDict, Generic[Time], total=False):
         " slots of the other live workers, 4,000 at most, and at least what makes 200 with those handed over"
         " (50 unless groups share by count).",
     ]
-    max_attempts: Annotated[int | None, "Attempts of a task that does not say how many, 1 to 1,000,000."]
-    retry_base: Annotated[Time | None, "Back-off before the second attempt; doubled each time."]
+    max_attempts: Annotated[
+        int | None, "Attempts of a task that asks for no number of its own, 1 to 1,000,000."
+    ]
+    retry_base: Annotated[Time | None, "Back-off before the second attempt; doubled before each further one."]
     retry_cap: Annotated[Time | None, "The longest back-off."]
     retention: Annotated[Time | None, "How long ended tasks and attempts are kept, at most 36,525 days."]
     notify: Annotated[
         bool | None,
-        "Announce new work by NOTIFY. It takes a database-wide lock at commit; polling works without.",
+        "Announce new tasks by NOTIFY. It takes a database-wide lock at commit; polling needs none.",
     ]
-    weight: Annotated[float | None, "Weight of groups that have none of their own: 0.001 to 1000."]
+    weight: Annotated[float | None, "Weight of each group without its own: 0.001 to 1000."]
     fairness: Annotated[
         Fairness | None,
-        "What groups share: count (as many tasks for each, by cost), time (as many worker seconds) or cost"
-        " (as much of what handlers charge).",
+        "What groups share: count (tasks, by cost), time (worker seconds) or cost (what handlers charge).",
     ]
     group_max_running: Annotated[int | None, "For each group without its own: most tasks in flight at once."]
     group_rate_limit: Annotated[int | None, "For each group without its own: most tasks started per period."]
-    group_rate_period: Annotated[Time | None, "The time that --group-rate-limit counts in. Default: 1s."]
+    group_rate_period: Annotated[Time | None, "The period of --group-rate-limit. Default: 1s."]
     group_rate_burst: Annotated[
-        int | None, "How many may go ahead of the rate, 1 to 100,000. Default: a second's worth."
+        int | None, "How many may go ahead of that, 1 to 100,000. Default: a second's worth."
     ]
     group_breaker_threshold: Annotated[int | None, "Failures in a row that stop a group without its own."]
-    group_breaker_cooldown: Annotated[Time | None, "How long that is, before one task is tried. Default: 1m."]
+    group_breaker_cooldown: Annotated[Time | None, "How long, before one task is tried. Default: 1m."]
     group_budget: Annotated[
         float | None,
         "For each group without its own: the most that its tasks use per period, in what groups share.",
     ]
-    group_budget_period: Annotated[Time | None, "The time that --group-budget counts in. Default: 1d."]
+    group_budget_period: Annotated[Time | None, "The period of --group-budget. Default: 1d."]
 
 
 class QueueSettings(_OfGroups[Time], _OfUsers[Time], Generic[Time], total=False):
-    """The settings of a queue: `weight` and `group_…` are those of its groups that have none of their own,
-    `user_…` those of their users.
+    """The settings of a queue. `weight` and `group_…` apply to each group without its own, `user_…` to each
+    user.
     """
 
     max_running: Annotated[int | None, "The most tasks in flight at once in the whole queue."]
     rate_limit: Annotated[int | None, "The most tasks started per --rate-period in the whole queue."]
-    rate_period: Annotated[Time | None, "The time that --rate-limit counts in. Default: 1s."]
+    rate_period: Annotated[Time | None, "The period of --rate-limit. Default: 1s."]
     rate_burst: Annotated[
         int | None, "How many may go ahead of the rate, 1 to 100,000. Default: a second's worth."
     ]
-    breaker_threshold: Annotated[int | None, "Failures in a row, of any group, that stop the queue a while."]
-    breaker_cooldown: Annotated[Time | None, "How long that is, before one task is tried. Default: 1m."]
+    breaker_threshold: Annotated[int | None, "Failures in a row, of any group, that stop the queue."]
+    breaker_cooldown: Annotated[Time | None, "How long, before one task is tried. Default: 1m."]
     short_slots: Annotated[
         int | None,
         "How many slots of the workers are kept for short tasks, fewer than --max-running. One is always left"
@@ -146,23 +147,25 @@ class QueueSettings(_OfGroups[Time], _OfUsers[Time], Generic[Time], total=False)
     ]
     short_under: Annotated[
         float | None,
-        "Tasks expected to cost at most this are short, 0.001 to 1,000,000: seconds, where groups share time."
+        "Tasks expected to cost at most this are short, 0.001 to 1,000,000: seconds, if groups share time."
         " Default: 1.",
     ]
-    short_idle: Annotated[Time | None, "How long these may idle while only long tasks wait. Default: 1m."]
-    enqueue_role: Annotated[str | None, "Only members of this role create tasks of the queue."]
-    work_role: Annotated[str | None, "Only members of this role pop tasks of the queue."]
+    short_idle: Annotated[
+        Time | None, "How long those slots may idle while only long tasks wait. Default: 1m."
+    ]
+    enqueue_role: Annotated[str | None, "Only members of this database role may enqueue."]
+    work_role: Annotated[str | None, "Only members of this database role may serve the queue."]
 
 
 class KindSettings(TypedDict, Generic[Time], total=False):
     """What holds for the tasks of a kind, however they are created; None: nothing is declared."""
 
     max_attempts: Annotated[
-        int | None, "The most attempts of such a task, 1 to 1,000,000. It may ask for fewer."
+        int | None, "The most attempts of such a task, 1 to 1,000,000; it may ask for fewer."
     ]
-    priority: Annotated[int | None, "Priority of a task that does not say which."]
-    cost: Annotated[float | None, "Cost of a task that does not say which."]
-    timeout: Annotated[Time | None, "Longest run of one attempt of a task that does not say how long."]
+    priority: Annotated[int | None, "Priority of a task that has none of its own."]
+    cost: Annotated[float | None, "Cost of a task that has none of its own."]
+    timeout: Annotated[Time | None, "The most time for one attempt of a task without its own timeout."]
     owner: Annotated[
         str | None, "The app it belongs to; no other app may change it. Empty: an app without a name."
     ]
@@ -175,8 +178,8 @@ class KeySettings(TypedDict, total=False):
 
 
 class ClusterSettings(TypedDict, total=False):
-    shard_count: Annotated[int | None, "Number of shards, 1 to 4096. Groups move to theirs."]
-    payload_limit: Annotated[int | None, "The largest payload, in bytes of its text, up to 256 MiB."]
+    shard_count: Annotated[int | None, "Number of shards, 1 to 4096. Groups move to their new homes."]
+    payload_limit: Annotated[int | None, "Largest payload, in bytes of its text, up to 256 MiB."]
     max_running: Annotated[int | None, "The most tasks in flight at once over all queues and workers."]
 
 

@@ -48,20 +48,20 @@ class ScheduleSettings(TypedDict, Generic[Time], total=False):
     """The settings of a schedule; None takes one away."""
 
     cron: Annotated[str | None, "Minute, hour, day of month, month, day of week: '0 3 * * *'."]
-    time_zone: Annotated[str | None, "Where the hours of --cron are told: Europe/Berlin. Default: UTC."]
+    time_zone: Annotated[str | None, "The time zone of --cron: Europe/Berlin. Default: UTC."]
     every: Annotated[
-        Time | None, "Instead of --cron: 10s, 5m, 1h, up to 366 days; at its multiples since 1970."
+        Time | None, "Instead of --cron: 10s, 5m, 1h, at most 366d; at its multiples since 1970."
     ]
-    spread: Annotated[Time | None, "Each group fires at a time of its own within this time after the tick."]
+    spread: Annotated[Time | None, "Each group fires at its own moment within this time after the tick."]
     missed: Annotated[
         Missed | None,
-        "Of ticks that nobody fired in time: last (the last one), skip (none that is a minute late) or all "
-        "(each of the last 100). Default: last.",
+        "Which late ticks to make up for: last (the last one), skip (none that is a minute late) or all (each"
+        " of the last 100). Default: last.",
     ]
     queue: Annotated[str | None, "The queue of its tasks. Default: default."]
     kind: Annotated[str | None, "Which handler runs them. Default: default."]
     priority: Annotated[int | None, "Higher first, within the group. Default: its kind's, or 0."]
-    concurrency_key: Annotated[str | None, "Tasks with equal keys do not run at the same time."]
+    concurrency_key: Annotated[str | None, "Tasks with the same key do not run at the same time."]
     headers: Annotated[Mapping[str, Any] | None, "A JSON object that travels with each task."]
     owner: Annotated[str | None, "The app it belongs to; no other app may change it."]
 
