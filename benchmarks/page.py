@@ -35,71 +35,71 @@ TITLES = {
 LEADS = {
     "explain": (
         "Tasks wait in groups, one of which holds half of them. Each way pops 100 of them, under `explain"
-        " (analyze, buffers, wal)`. FIFO is the reference: it visits what it takes, and serves one group."
-        " The window function numbers everything that waits, the lateral join looks at every group; block"
-        " ids and fairq visit what they take. fairq's pop and promotion are shown apart, because promotion"
-        " is not paid by every pop."
+        " (analyze, buffers, wal)`. FIFO is the reference: it visits what it takes, and serves one group. The"
+        " window function numbers everything that waits, and the lateral join looks at every group; block ids"
+        " and fairq visit what they take. fairq's pop and promotion are shown apart, because not every pop"
+        " promotes."
     ),
     "create_task": (
-        "One task a call with autocommit; one within an application's transaction of 20 ms; many in one"
-        " call. Always beside an insert of the same payload into a plain table with one index. Inside"
-        " transactions the article's way locks the group's row until the application commits."
+        "One task per call with autocommit, one within an application's transaction of 20 ms, and many in"
+        " one call, beside an insert of the same payload into a plain table with one index. Block ids that an"
+        " insert assigns lock the group's row until the application commits."
     ),
     "cycle": (
-        "All tasks of a backlog promoted, popped and finished on one connection, beside a FIFO queue with"
-        " the same durability and the same history. This is what fairness costs the database."
+        "One connection promotes, pops and finishes a whole backlog, beside a FIFO queue with the same"
+        " durability and the same history. This is what fairness costs the database."
     ),
     "policies": (
-        "The same cycle of a queue without limits: in a database where nobody has any; beside ten thousand"
-        " groups of another queue with caps, rates, breakers and keys, and tasks that wait; and beside as"
+        "The same cycle of a queue without limits: in a database where nobody has any, beside ten thousand"
+        " groups of another queue with caps, rates, breakers and keys, and tasks that wait, and beside as"
         " many such groups of the same queue."
     ),
     "schedules": (
-        "Tenants enqueue a task each 5 ms, and a worker of 8 slots runs them, while others' schedules fire."
+        "Tenants enqueue a task every 5 ms, and a worker of 8 slots runs them, while others' schedules fire."
     ),
-    "worker": "`fairq work` with handlers that do nothing: what is left is the way there and back.",
+    "worker": "`fairq work` with handlers that do nothing: what remains is the way there and back.",
     "fairness": (
-        "Tasks are sleeps, eight slots serve them, and the same arrivals go through a FIFO queue, the"
-        " article's block ids and fairq. One small loop works all three; *fairq work* is fairq with its own"
-        " worker. A task that still waits at the end counts with its age, so the waits of a FIFO queue grow"
-        " with the length of the run."
+        "Tasks are sleeps, eight slots serve them, and a FIFO queue, a queue with block ids and fairq get"
+        " the same arrivals. One small loop works all three; *fairq work* is fairq with its own worker. A"
+        " task that still waits at the end counts with its age, so the waits of a FIFO queue grow with the"
+        " length of the run."
     ),
     "two_levels": (
-        "The same tasks of the same thousand: each of whom is a group (*flat*), or a user in a group of one,"
-        " two, ten or a hundred. *Promotion* is a pass that gives each of them four addresses more, as pops"
-        " have it do, once all tasks were heard of; *of one task each* is a pass where so many wait that"
-        " there is one for each. *Cycle* is promote, pop and finish, with the hearing. The last plot is"
-        " what users are for: a tenant with many of them beside a tenant with one."
+        "A thousand tenants have the same tasks. Each is a group (*flat*), or a user in a group of one, two,"
+        " ten or a hundred. *Promotion* is a pass that gives each of them four more addresses, once all tasks"
+        " have been heard of, as pops have it do. *Of one task each* is a pass with so many waiting that each"
+        " gets one. *Cycle* is promote, pop and finish, with the hearing. The last plot shows what users are"
+        " for: a tenant with many of them beside a tenant with one."
     ),
     "settled_cost": (
-        "Two tenants of equal weight. *Tokens*: answers of 10 to 10,000 tokens, log-normal. One tenant has"
-        " short answers and announces up to ten times too much, the other long ones and up to ten times too"
-        " little. *By estimate* counts what was announced; *settled* what was used, once that is known."
-        " *Seconds*: tasks of 34 seconds beside tasks of one, by a simulated clock."
+        "Two tenants have equal weight. *Tokens*: answers of 10 to 10,000 tokens, log-normal. One tenant has"
+        " short answers and announces up to ten times too much, the other has long ones and announces up to"
+        " ten times too little. *By estimate* counts what was announced, *settled* what was used, once that"
+        " is known. *Seconds*: tasks of 34 seconds beside tasks of one, by a simulated clock."
     ),
     "mixed_lengths": (
-        "Ten tenants, each with tasks of a second waiting all the time, and 40 tasks a second of 10 ms among"
-        " all of them, on eight slots. With tasks of a minute the plots would be the same, and a minute"
-        " wide. *fairq work* shares time; then with a cap of one task for each tenant; then with two slots"
-        " kept for short tasks."
+        "Ten tenants always have tasks of a second waiting, and 40 tasks of 10 ms arrive a second, spread"
+        " over all of them, on eight slots. With tasks of a minute the plots would be the same, and a minute"
+        " wide. *fairq work* shares time; then it has a cap of one task for each tenant, then two slots kept"
+        " for short tasks."
     ),
     "held": (
-        "A thousand tasks a second arrive and are served. In *held* one transaction holds an old snapshot, so"
-        " vacuum may remove nothing and dead rows pile up; in *free* nothing does. All four run at the same"
-        " time, in databases of one server; values are those of the last quarter of that time."
+        "A thousand tasks a second arrive and are served. In *held* one transaction holds an old snapshot,"
+        " so vacuum removes nothing and dead rows pile up; in *free* none does. All four run at the same"
+        " time, in databases of one server. Values are those of the last quarter of that time."
     ),
     "churn": (
-        "A worker runs tasks that do nothing, as many as it can. Its memory, and the tables of what is alive,"
-        " should stay as they are. The history of ended tasks, which grows by design, is not counted."
+        "A worker runs as many tasks that do nothing as it can. Its memory, and the tables of what is alive,"
+        " should not grow. The history of ended tasks, which grows by design, is not counted."
     ),
-    "backlog": "One connection pops a hundred tasks and finishes them, with much waiting and with little.",
+    "backlog": ("One connection pops a hundred tasks and finishes them, with much waiting and with little."),
     "peers": (
-        "Each queue is a process of its own with its own worker, in a configuration that its documentation"
-        " recommends for throughput. In the flood, Bob's 20,000 tasks of 1 ms keep eight slots busy, and nine"
-        " newcomers come with ten tasks each. A queue that has an option for keeping tenants apart is there"
-        " twice, with the option behind its name. What a queue lacks is said below the tables."
+        "Each queue is a process with its own worker, in a configuration that its documentation recommends"
+        " for throughput. In the flood, Bob's 20,000 tasks of 1 ms keep eight slots busy, and nine newcomers"
+        " come with ten tasks each. A queue that has an option for keeping tenants apart appears twice, with"
+        " the option behind its name. Notes below the tables say what a queue lacks."
     ),
-    "generated_call": "The typed wrapper that `fairq gen` writes, beside the same call written by hand.",
+    "generated_call": ("The typed wrapper that `fairq gen` writes, beside the same call written by hand."),
 }
 
 # Why a value of fairq may be worse than its reference, by benchmark and the beginning of `what`.
@@ -140,12 +140,12 @@ WHY = {
     ("two_levels", "promotion"): (
         "a group with several users has lanes for them beside its own: each pass draws and writes both"
     ),
-    ("two_levels", "cycle"): "as promotion; and every user is a newcomer once, which is heard of one by one",
+    ("two_levels", "cycle"): "as promotion; and every user is a newcomer once, heard of one by one",
     ("mixed_lengths", "slots"): "kept slots are free for the next short task, and idle until it comes",
     ("mixed_lengths", "least"): "by time, over a run of a few long tasks for each tenant",
     ("fairness", "newcomers"): "one connection, and a worker of a second process, on two cores",
     ("fairness", "throughput"): "see promote, pop, finish: fairness is paid for in the database",
-    ("fairness", "wait"): "who came first waits longer when others get their turn: that is the point",
+    ("fairness", "wait"): "tasks that came first wait longer when others get their turn: that is the point",
 }
 
 
@@ -270,10 +270,9 @@ def _targets(results: Results) -> str:
     if not rows:
         return ""
     lead = (
-        "The targets are for a machine of two cores with nothing else to do. From enqueue to start two"
-        " commits are flushed one after the other: where the disk takes half a millisecond for each, that is"
-        " most of the target. Newcomers bring ninety tasks at once: half of them wait at least as long as"
-        " forty-five take."
+        "The targets are for a machine of two cores with nothing else to do. Two commits are flushed between"
+        " enqueue and start: where the disk takes half a millisecond for each, that is most of the target."
+        " Newcomers bring ninety tasks at once: half of them wait at least as long as forty-five take."
     )
     return f"## What it should reach\n\n{lead}\n\n" + _table(("", "target", "measured", "reached"), rows)
 
