@@ -11,6 +11,7 @@ Each part has its place in one page, between a comment with its name and `<!-- e
     <!-- table NAME -->       its columns but settings, with the schema's comments
     <!-- tables -->           the tables that have no section of their own
     <!-- metrics SCOPE -->    the metrics of queues, of groups, or of the installation
+    <!-- worker -->           the settings of a worker: default, bounds, help
     <!-- decisions -->        all decisions by their titles
 
 Everything around is written by hand.
@@ -18,10 +19,14 @@ Everything around is written by hand.
 
 from __future__ import annotations
 
+import ast
+import dataclasses
+import inspect
 import re
 import sys
 import textwrap
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import click
@@ -31,6 +36,7 @@ from fairq.metrics import METRICS
 from fairq.options import options_of
 from fairq.policies import ClusterSettings, GroupSettings, KeySettings, KindSettings, QueueSettings
 from fairq.schedules import ScheduleSettings
+from fairq.worker.config import BOUNDS, TOLD, Settings
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
@@ -38,7 +44,7 @@ REFERENCE = DOCS / "reference"
 _SCHEMA = "".join(
     (ROOT / "sql" / name).read_text("utf-8") for name in ("bootstrap.sql", "schema/030_tables.sql")
 )
-_NAMES = r"commands|decisions|tables|(?:settings|metrics|table) \w+|fairq [\w -]+"
+_NAMES = r"commands|decisions|tables|worker|(?:settings|metrics|table) \w+|fairq [\w -]+"
 _BLOCK = re.compile(rf"<!-- ({_NAMES}) -->\n.*?<!-- end -->", re.DOTALL)
 
 
@@ -226,6 +232,37 @@ def metrics(scope: str) -> str:
     return "\n".join(lines) + "\n"
 
 
+def worker() -> str:
+    """The settings of a worker: default, bounds, and the help of the command line, or what is below it."""
+    tree = ast.parse(Path(inspect.getfile(Settings)).read_text("utf-8"))
+    (made,) = (each for each in tree.body if isinstance(each, ast.ClassDef) and each.name == "Settings")
+    below = {
+        field.target.id: inspect.cleandoc(text.value.value)
+        for field, text in pairwise(made.body)
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)
+        if isinstance(text, ast.Expr)
+        and isinstance(text.value, ast.Constant)
+        and isinstance(text.value.value, str)
+    }
+    lines = []
+    for field in dataclasses.fields(Settings):
+        preset = field.default
+        shown = (
+            []
+            if preset in (None, "", ())
+            else [f"`{preset:g}`" if isinstance(preset, float) else f"`{preset}`"]
+        )
+        text = " ".join((TOLD[field.name][1] if field.name in TOLD else below[field.name]).split())
+        text = re.sub(r"--([a-z][a-z-]*[a-z])", lambda flag: f"`{flag[1].replace('-', '_')}`", text)
+        if field.name in BOUNDS:
+            bounds = "{} to {}".format(*BOUNDS[field.name])
+            text = text.replace(f", {bounds}", "")
+            shown.append(bounds)
+        about = f" ({'; '.join(shown)})" if shown else ""
+        lines.append(_filled(f"- `{field.name}`{about}: {text}", "  "))
+    return "\n".join(lines) + "\n"
+
+
 def decisions() -> str:
     """Each by its title, with a link."""
     pages = sorted((DOCS / "decisions").glob("*.md"))
@@ -241,7 +278,7 @@ def written() -> dict[Path, str]:
     texts = {name: about(name, command) for name, command in commands()}
     texts |= {f"settings {name}": settings(name) for name in _TABLES}
     texts |= {f"metrics {scope}": metrics(scope) for scope in ("queue", "group", "installation")}
-    texts["decisions"] = decisions()
+    texts |= {"decisions": decisions(), "worker": worker()}
     tables = pages[REFERENCE / "sql" / "tables-and-views.md"]
     texts |= {f"table {name}": table(name) for name in re.findall(r"<!-- table (\w+) -->", tables)}
     texts["tables"] = engine(tables)

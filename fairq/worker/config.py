@@ -42,6 +42,7 @@ class Settings:
     name: str = ""
     health: str = ""
     listen: bool = True
+    """Whether to LISTEN for new tasks, or only poll."""
     listen_dsn: str | None = field(default=None, repr=False)
     """Where to LISTEN, when `dsn` leads through a pooler that hands out connections by transaction."""
     notify_poll_interval_ms: Annotated[int | None, 1_000, 300_000] = None
