@@ -117,6 +117,16 @@ def test_links_between_pages_lead_somewhere(page: Path) -> None:
         assert not anchor or anchor in anchors(leads_to), f"{page.name} links to {target}#{anchor}"
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_lines_are_at_most_120_wide(page: Path) -> None:
+    """But for tables, headings, comments and usages, and the notes of changes, which are a line each."""
+    if page.parent.name != "unreleased":
+        lines = without_code(page).splitlines()
+        assert [
+            each for each in lines if len(each) > 120 and not re.match(r" *[|#]|<!--|`fairq ", each)
+        ] == []
+
+
 def test_the_index_lists_every_page_once() -> None:
     docs = ROOT / "docs"
     listed = re.findall(r"\]\(([^).#][^)#]*\.md)\)", (docs / "README.md").read_text("utf-8"))
