@@ -291,7 +291,8 @@ begin
         and g.finish + g.charged - g.step < g.room
       group by g.nth
     )
-    select array_agg((t.lane, t.replaces, t.quota, k.tasks, e.expired, null, coalesce(k.served, 0), null, null, false, coalesce(f.timed, false))::fairq.drawn)
+    select array_agg((t.lane, t.replaces, t.quota, k.tasks, e.expired, null, coalesce(k.served, 0), null, null, false,
+      coalesce(f.timed, false) or fairq._runs_with_time((t.lane).policy, (t.lane).gate))::fairq.drawn)
     from tenant t
     left join fence f on f.nth = t.nth
     left join taken k on k.nth = t.nth

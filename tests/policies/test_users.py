@@ -266,6 +266,16 @@ def test_a_user_has_a_rate(conn: Conn) -> None:
     assert_sound(conn)
 
 
+def test_the_rate_of_a_group_lets_no_more_go_at_once_because_it_has_users(conn: Conn) -> None:
+    """What waits is charged to no rate: what was made ready long ago would go together with what is due now."""
+    call(conn, "configure_group", "default", "bob", rate_limit=1, rate_period="1 second", rate_burst=10)
+    create_of(conn, "bob", *["jane", "tom"] * 20)
+    worker = register(conn)
+    assert len(pop(conn, worker, 2)) == 2
+    at(conn, "12:00:20")
+    assert len(pop(conn, worker)) == 10
+
+
 def test_a_user_has_a_breaker(conn: Conn) -> None:
     worker = register(conn)
     call(conn, "configure_group", "default", "bob", user_breaker_threshold=2, user_breaker_cooldown="10 s")
