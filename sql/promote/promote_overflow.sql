@@ -288,7 +288,7 @@ declare
   v_settled record;
   v_news fairq.news[] := p_news;
   v_users_configured text[];
-  v_reweighted text[];
+  v_reweighted jsonb;
   v_recalled record;
   v_lanes fairq.lanes[];
   v_ready fairq.placed[] := array[]::fairq.placed[];

@@ -10,12 +10,13 @@
 -- Cost: the ready set, from the clock on, and only when there is something to recall.
 create function fairq._recall(
   p_tick fairq.ticks, p_queue fairq.queues, p_lanes fairq.lanes[], p_news fairq.news[], p_cancelled bigint[], p_now timestamptz, p_users fairq.lanes[],
-  p_disturbed text[], p_users_configured text[], p_reweighted text[], p_users_reweighted text[], out o_tick fairq.ticks, out o_lanes fairq.lanes[], out o_users fairq.lanes[]
+  p_disturbed text[], p_users_configured text[], p_reweighted jsonb, p_users_reweighted jsonb, out o_tick fairq.ticks, out o_lanes fairq.lanes[], out o_users fairq.lanes[]
 )
 language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
   v_configured text[] := array(select n.group_key from unnest(p_news) n where n.configured);
-  v_whole text[] := v_configured || p_disturbed;
+  -- A new weight may be read before its ring is heard.
+  v_whole text[] := v_configured || p_disturbed || array(select jsonb_object_keys(p_reweighted));
   v_groups text[];
   v_before fairq.cursor[];
   v_recalled record;
@@ -63,7 +64,7 @@ $$;
 
 -- Takes ready tasks of groups out of the order again.
 create function fairq._recall_groups(
-  p_tick fairq.ticks, p_lanes fairq.lanes[], p_groups text[], p_before fairq.cursor[], p_reweighted text[], p_now timestamptz, out o_lanes fairq.lanes[], out o_back fairq.placed[]
+  p_tick fairq.ticks, p_lanes fairq.lanes[], p_groups text[], p_before fairq.cursor[], p_reweighted jsonb, p_now timestamptz, out o_lanes fairq.lanes[], out o_back fairq.placed[]
 )
 language plpgsql set search_path = pg_catalog, pg_temp set enable_nestloop = off as $$
 declare
@@ -107,7 +108,7 @@ begin
     case
       when f.group_key is null then l
       else fairq._take_back(l, f.block, f.position, f.tasks, f.counted, f.charge, f.reserved, f.cursors, p_tick.touched,
-        l.group_key = any(p_reweighted), p_now)
+        coalesce((p_reweighted ->> l.group_key)::double precision, l.weight), p_now)
     end), '{}')
   into v_ctids, o_back, v_keyed, o_lanes
   from unnest(p_lanes) l
@@ -133,20 +134,17 @@ $$;
 -- A lane without tasks of its that were ready. It goes back to the earliest address of theirs and gets back what they were charged. p_counted of them had a
 -- place. None started, so none is charged to a rate.
 -- Pops may have gone past some of these tasks, because another session had them locked at that moment, and may have taken what lay behind. Those turns are not
--- given out again, or the group would have them twice. If its weight has changed (p_reweighted) they are: the lengths of its steps no longer tell.
+-- given out again, or the group would have them twice. p_weight is the one by which the tasks were charged.
 create function fairq._take_back(
   p_lane fairq.lanes, p_block bigint, p_position bigint, p_tasks integer, p_counted integer, p_charge double precision, p_reserved double precision,
-  p_cursors fairq.cursor[], p_touched bigint, p_reweighted boolean, p_now timestamptz
+  p_cursors fairq.cursor[], p_touched bigint, p_weight double precision, p_now timestamptz
 ) returns fairq.lanes
 language plpgsql immutable set search_path = pg_catalog, pg_temp as $$
 declare
-  v_due bigint := p_block;
+  -- Where the lane stands without these tasks. Each step was rounded up, by less than a unit.
+  v_due constant bigint := p_lane.finish - p_tasks - least(fairq._round() * p_charge / p_weight, 4e18)::bigint;
   v_allowance fairq.allowance;
 begin
-  if p_lane.pace is distinct from null or p_reweighted is not true then
-    -- Where the lane stands without these tasks. Each step was rounded up, by less than a unit.
-    v_due := p_lane.finish - p_tasks - least(fairq._round() * p_charge / p_lane.weight, 4e18)::bigint;
-  end if;
   if p_lane.pace is distinct from null then
     p_lane.pace.last_block := p_block - 1;
     p_lane.pace.credit := (p_lane.pace).credit + greatest(0, p_block - v_due);

@@ -1,12 +1,12 @@
 -- The lanes that news came for, as they are after it. From here on they live in o_lanes only, until admission writes their next versions. A lane that stays as
 -- it is, such as that of a tenant who adds to a long line, is left alone unless p_all: nothing of it has to be looked at or written.
 -- It settles lanes of users as well: then p_tick is of their queue and has no clock. Where a user comes in is decided later: one who was idle, or held back,
--- gets the position -1. o_reweighted: those whose weight has changed, see _line.
+-- gets the position -1. o_reweighted: the weights so far of those that have others now, see _line.
 -- Locks: lanes, rows it replaces; the caller holds the domain.
 -- Cost: one step in lanes_pkey and one in groups per group that rang.
 create function fairq._settle_lanes(
   p_tick fairq.ticks, p_queue fairq.queues, p_news fairq.news[], p_now timestamptz, p_all boolean, out o_tick fairq.ticks, out o_lanes fairq.lanes[],
-  out o_reweighted text[]
+  out o_reweighted jsonb
 )
 language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
@@ -61,7 +61,8 @@ begin
   select max((s.lane).lane_no) as lane_count, max(s.newcomer_position) as newcomer_position, array_agg(s.lane) as lanes,
     array_agg(s.replaces) filter (where s.replaces is not null) as replaced,
     bool_or(s.replaces is null and fairq._counts((s.lane).policy)) as begins_to_count,
-    array_agg(fairq._line((s.lane).group_key, (s.lane).user_key, v_of_users)) filter (where (s.stored).weight <> (s.lane).weight) as reweighted
+    jsonb_object_agg(fairq._line((s.lane).group_key, (s.lane).user_key, v_of_users), (s.stored).weight)
+      filter (where (s.stored).weight <> (s.lane).weight) as reweighted
   into v_all
   from settled s
   where p_all
@@ -74,7 +75,7 @@ begin
     or (-((s.lane).cursors[1]).priority, ((s.lane).cursors[1]).sequence) < (-(s.lane).last_priority, (s.lane).last_sequence);
 
   o_lanes := coalesce(v_all.lanes, '{}');
-  o_reweighted := v_all.reweighted;
+  o_reweighted := coalesce(v_all.reweighted, '{}');
   if v_all.begins_to_count then
     o_lanes := fairq._doubt_counts(p_tick, p_queue.queue, o_lanes);
   end if;

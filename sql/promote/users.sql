@@ -32,7 +32,7 @@ $$;
 -- Cost: a few index steps per user that rang.
 create function fairq._settle_users(
   p_tick fairq.ticks, p_queue fairq.queues, p_lanes fairq.lanes[], p_news fairq.news[], p_now timestamptz,
-  out o_tick fairq.ticks, out o_lanes fairq.lanes[], out o_users fairq.lanes[], out o_disturbed text[], out o_reweighted text[]
+  out o_tick fairq.ticks, out o_lanes fairq.lanes[], out o_users fairq.lanes[], out o_disturbed text[], out o_reweighted jsonb
 )
 language plpgsql set search_path = pg_catalog, pg_temp set enable_nestloop = off as $$
 declare
@@ -99,7 +99,7 @@ begin
   told as materialized (
     -- A user who waited alone goes on at the clock, behind those who are new.
     select case when w.waited then fairq._come_in(u, (t.inside).clock, null) else u end as lane,
-      n.configured or u.cursors <> '{}' and (u.position < 0 and u.finish < (t.inside).clock and not w.waited
+      n.configured or s.o_reweighted ? fairq._line(u.group_key, u.user_key, true) or u.cursors <> '{}' and (u.position < 0 and u.finish < (t.inside).clock and not w.waited
         or (-(u.cursors[1]).priority, (u.cursors[1]).sequence) < (-u.last_priority, u.last_sequence))
         or (u.policy).paused_at is not null or (u.gate).open_until > p_now
         or (u.gate).in_flight + coalesce((u.gate).uncounted, 0) > (u.policy).max_running as disturbs
@@ -400,7 +400,7 @@ $$;
 -- order inside. What the tasks were charged is given back, as in _recall_groups.
 -- Locks: lanes, rows it replaces. Cost: a few index steps per user that had tasks ready.
 create function fairq._recall_users(
-  p_tick fairq.ticks, p_queue fairq.queues, p_lanes fairq.lanes[], p_users fairq.lanes[], p_back fairq.placed[], p_reweighted text[], p_now timestamptz,
+  p_tick fairq.ticks, p_queue fairq.queues, p_lanes fairq.lanes[], p_users fairq.lanes[], p_back fairq.placed[], p_reweighted jsonb, p_now timestamptz,
   out o_tick fairq.ticks, out o_lanes fairq.lanes[], out o_users fairq.lanes[]
 )
 language plpgsql set search_path = pg_catalog, pg_temp set enable_nestloop = off as $$
@@ -444,7 +444,7 @@ begin
     case
       when f.group_key is null then u
       else fairq._take_back(u, f.block, fairq._lane_position(u.lane_no), f.tasks, f.counted, f.charge, f.charge, f.cursors, p_tick.touched,
-        fairq._line(u.group_key, u.user_key, true) = any(p_reweighted), p_now)
+        coalesce((p_reweighted ->> fairq._line(u.group_key, u.user_key, true))::double precision, u.weight), p_now)
     end),
     (
       -- Somebody who came back meanwhile may stand before them.

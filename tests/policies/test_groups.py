@@ -20,6 +20,7 @@ from tests.support.calls import (
     register,
     run,
     state,
+    users_of,
     written,
 )
 from tests.support.invariants import assert_sound
@@ -62,6 +63,39 @@ def test_a_weight_changes_at_run_time_and_back(conn: Conn) -> None:
     call(conn, "configure_group", "default", "a", weight=None)
     pop(conn, bob, 8)
     assert Counter(groups_of(pop(conn, bob, 20)))["a"] in (9, 10, 11)
+
+
+@pytest.mark.usefixtures("one_shard")
+@pytest.mark.parametrize("of", ["group", "user"])
+@pytest.mark.parametrize("fairness", ["count", "cost"])
+@pytest.mark.parametrize("seen", ["when it is heard of", "before it is heard of"])
+@pytest.mark.parametrize("weights", [(0.1, 1), (1, 0.1)])
+def test_a_new_weight_is_for_turns_to_come(
+    conn: Conn, fairness: str, seen: str, weights: tuple[float, float], of: str
+) -> None:
+    """I4, I14: what is ready goes back in line, and costs what it did. One may promote as it commits."""
+
+    def set_weight(weight: float) -> None:
+        name = ["bob"] if of == "group" else ["g", "bob"]
+        call(conn, f"configure_{of}", "default", *name, weight=weight)
+
+    def add(name: str, count: int) -> None:
+        create_many(conn, name if of == "group" else "g", count, user_keys=[name] * count)
+
+    call(conn, "configure_queue", "default", fairness=fairness)
+    set_weight(weights[0])
+    add("bob", 60)
+    add("alice", 1)  # Users have an order among them only where there are several.
+    promote(conn)
+    if seen == "before it is heard of":
+        run(conn, "update fairq.groups set weight = %s", weights[1])
+        add("bob", 1)
+        promote(conn)
+    add("alice", 60)
+    set_weight(weights[1])
+    bobs = users_of(pop(conn, register(conn), 40)).count("bob")
+    assert bobs == pytest.approx(40 * weights[1] / (weights[1] + 1), abs=1)
+    assert_sound(conn)
 
 
 @pytest.mark.usefixtures("one_shard")
