@@ -15,7 +15,7 @@ begin
       perform fairq._open_keys(v_shard_no, fairq._now());
       perform fairq._end_hold(v_shard_no, '#keys', p_concurrency_key);
     end if;
-    insert into fairq.rings (shard_no, queue, group_key, configured, hold_until) values (v_shard_no, '#keys', p_concurrency_key, true, p_until);
+    perform fairq._ring_group(v_shard_no, '#keys', p_concurrency_key, p_hold_until => p_until);
     if fairq._lock_domain(v_shard_no, '#keys', false) then
       perform fairq._open_keys(v_shard_no, fairq._now());
     end if;

@@ -15,7 +15,8 @@ end;
 $$;
 comment on function fairq.pause_group is 'Stops serving a group, or one of its users, until it is resumed.';
 
--- Rings "look at this group", or at this user of it: its settings changed, or it is held until p_hold_until. Wakes sleeping workers, unless it begins a hold.
+-- Rings "look at this group", at this user of it, or at this counter (see counters.sql): its settings changed, or it is held until p_hold_until. Wakes sleeping
+-- workers, unless it begins a hold: of a concurrency key those of the queues where a task waits for it, of the cluster all.
 create function fairq._ring_group(
   p_shard_no integer, p_queue text, p_group_key text, p_user_key text default null, p_hold_until timestamptz default null
 ) returns void
@@ -25,6 +26,14 @@ begin
   values (p_shard_no, p_queue, p_group_key, p_user_key, true, p_hold_until);
   insert into fairq.limit_changes (shard_no, queue, group_key, until)
   values (p_shard_no, p_queue, p_group_key, coalesce(p_hold_until, fairq._now()));
-  perform pg_notify('fairq', q.queue) from fairq.queues q where q.queue = p_queue and q.notify and p_hold_until is null;
+  perform pg_notify('fairq', q.queue)
+  from fairq.queues q
+  where q.notify and not q.internal and p_hold_until is null
+    and (q.queue = p_queue
+      or p_queue = '#cluster'
+      or p_queue = '#keys'
+        and exists (
+          select from fairq.parked k where k.shard_no = p_shard_no and k.concurrency_key = p_group_key and k.queue = q.queue and not k.granted offset 0
+        ));
 end;
 $$;

@@ -10,7 +10,7 @@ import time
 import psycopg
 import pytest
 
-from tests.support.calls import Conn, create, create_many, one, pop, promote, register, run
+from tests.support.calls import Conn, call, create, create_many, one, pop, promote, register, run
 from tests.support.database import Database
 
 pytestmark = pytest.mark.usefixtures("one_shard")
@@ -127,6 +127,29 @@ def test_a_queue_without_notify_says_nothing(db: Conn, ear: Conn) -> None:
     create_many(db, "bob", 2)
     assert heard(db, ear) == 0
     assert one(db, "select count(*) from fairq.rings where announced") == 0
+
+
+@pytest.mark.parametrize("how", ["raised", "free", "cluster"])
+def test_a_key_or_a_cluster_that_has_room_again_wakes_those_who_wait(db: Conn, ear: Conn, how: str) -> None:
+    """I8: in whatever queues they are, and of a key nobody else."""
+    call(db, "configure_queue", "mail")
+    call(db, "configure_queue", "idle", notify=how != "cluster")
+    worker = register(db, "default", "mail")
+    if how == "free":
+        run(db, "select fairq.hold_key('k', now() + interval '1 day')")
+    if how == "cluster":
+        call(db, "configure_cluster", max_running=1)
+    for queue in ("default", "mail"):
+        create_many(db, "bob", 2, queue=queue, concurrency_keys=["k"] * 2)
+        pop(db, worker, queue=queue)
+    heard(db, ear)
+    if how == "raised":
+        call(db, "configure_key", "k", max_running=3)
+    elif how == "free":
+        call(db, "hold_key", "k", None)
+    else:
+        call(db, "configure_cluster", max_running=2)
+    assert heard(db, ear) == 2
 
 
 def test_to_ask_costs_the_same_beside_a_huge_open_transaction(db: Conn, database: Database) -> None:
