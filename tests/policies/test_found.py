@@ -163,6 +163,28 @@ def test_a_rebuild_gives_back_nothing_of_a_rate(conn: Conn) -> None:
         assert pop(conn, bob, 5, queue="y") == pop(conn, bob, 5) == []
 
 
+@pytest.mark.parametrize("by", ["a rate", "a breaker", "a hold"])
+def test_a_rebuild_forgets_nobodys_limit_where_groups_come_to_share_something_else(
+    conn: Conn, by: str
+) -> None:
+    """What was spent is in another unit then; a rate, a breaker and a hold are in none."""
+    call(conn, "configure_queue", "default", fairness="cost")
+    if by == "a rate":
+        call(conn, "configure_group", "default", "bob", rate_limit=1, rate_period="1 hour", rate_burst=1)
+    elif by == "a breaker":
+        call(conn, "configure_group", "default", "bob", breaker_threshold=1, breaker_cooldown="1 hour")
+    bob = register(conn)
+    create_many(conn, "bob", 3)
+    finish(conn, bob, pop(conn, bob, 1), "failed")
+    if by == "a hold":
+        call(conn, "hold_group", "default", "bob", "2030-01-01 13:00:00+00")
+    promote(conn)
+    call(conn, "rebuild", "default")
+    call(conn, "configure_queue", "default", fairness="time")
+    assert pop(conn, bob) == []
+    assert_sound(conn)
+
+
 def test_a_rate_that_is_reset_after_a_rebuild_brings_no_places_back(conn: Conn) -> None:
     call(conn, "configure_group", "default", "bob", max_running=2, rate_limit=1000, rate_period="1 second")
     bob = register(conn)
