@@ -73,7 +73,7 @@ begin
     exit when v_room < 1;
     select k.* into v_first from fairq.parked k
     where k.shard_no = p_tick.shard_no and k.queue = p_tick.queue and k.concurrency_key = '' and k.turn >= coalesce(p_tick.long_turn, 0)
-    order by k.turn limit 1;
+    order by k.turn, k.id limit 1;
     exit when not found;
     p_tick.long_turn := v_first.turn;
     v_lane := fairq._lane(p_tick.shard_no, p_tick.queue, v_first.group_key);

@@ -16,13 +16,13 @@ create index ready_order_idx on fairq.ready (shard_no, queue, block, position) w
 create index held_claim_lease_idx on fairq.held (shard_no, lease_expires_at) where lease_expires_at is not null;
 
 -- promotion: the group whose turn it is at a concurrency key, from the key's own clock on.
-create index parked_turn_idx on fairq.parked (shard_no, concurrency_key, turn) where turn is not null;
+create index parked_turn_idx on fairq.parked (shard_no, concurrency_key, turn, id) where turn is not null;
 
 -- promotion: the tasks of a group that wait for a key.
 create index parked_line_idx on fairq.parked (shard_no, concurrency_key, queue, group_key, (-priority), sequence) where not granted;
 
 -- promotion: the group whose long task is next.
-create index parked_long_idx on fairq.parked (shard_no, queue, turn) where concurrency_key = '' and turn is not null;
+create index parked_long_idx on fairq.parked (shard_no, queue, turn, id) where concurrency_key = '' and turn is not null;
 
 -- promotion: long tasks in flight.
 create index held_long_idx on fairq.held (shard_no) where meters >= 4;

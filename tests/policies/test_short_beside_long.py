@@ -16,6 +16,7 @@ from tests.support.calls import (
     call,
     column,
     create,
+    create_all,
     create_many,
     drain,
     explain,
@@ -212,6 +213,48 @@ def test_long_ones_are_served_in_fair_order_not_in_that_of_arrival(conn: Conn) -
         finish(conn, worker, first)
     assert "dora" in seen
     assert_sound(conn)
+
+
+def test_long_ones_that_are_equally_far_come_in_the_order_of_arrival(conn: Conn) -> None:
+    """And not in that of their rows, which depends on when somebody vacuumed."""
+    keep(conn, 7)
+    worker = register(conn, slots=8)
+    long_ones(conn, "bob", 1)
+    running = pop(conn, worker, 8)
+    waiting = [*long_ones(conn, "alice", 1), *long_ones(conn, "carol", 1)]
+    pop(conn, worker, 8)
+    assert one(conn, "select count(distinct turn) from fairq.parked") == 1
+    for elsewhere in (1, -1):
+        query = "update fairq.parked set turn = turn + %s where id = %s"
+        run(conn, query, elsewhere, waiting[0])
+    order = []
+    while running:
+        finish(conn, worker, running)
+        running = pop(conn, worker, 8)
+        order += running
+    assert order == waiting
+
+
+@pytest.mark.parametrize("wait", ["for a slot", "for a key"])
+def test_who_is_next_of_many_equally_far_is_one_step_away(conn: Conn, wait: str) -> None:
+    """I9: as many groups as come at once have the same turn."""
+    groups = [f"g{number}" for number in range(300)]
+    options: dict[str, Any] = {"concurrency_keys": ["k"] * len(groups)}
+    if wait == "for a slot":
+        keep(conn, 7)
+        options = {"costs": [LONG] * len(groups)}
+    worker = register(conn, slots=8)
+    create_all(conn, *groups, **options)
+    running = pop(conn, worker, 8)
+    while pop(conn, worker, 8):
+        pass
+    assert one(conn, "select count(*) from fairq.parked") == 299
+    read = "select idx_tup_fetch from pg_stat_xact_user_tables where relid = 'fairq.parked'::regclass"
+    with conn.transaction():
+        before = one(conn, read)
+        finish(conn, worker, running)
+        assert len(pop(conn, worker, 1)) == 1
+        assert one(conn, read) - before < 50
 
 
 def test_in_seconds_a_tenant_of_longer_ones_has_fewer(conn: Conn) -> None:
