@@ -123,7 +123,10 @@ begin
     group by s.group_key, s.user_key
   ),
   expected as (
-    select h.group_key, -sum(h.charge) as charged from holder h where h.queue = p_queue and not v_counts_only group by h.group_key
+    select h.group_key, nullif(h.user_key, '') as user_key, -sum(h.charge) as charged
+    from holder h
+    where h.queue = p_queue and not v_counts_only
+    group by h.group_key, h.user_key
   ),
   counter as (
     -- The settings of all that have tasks in flight are looked up: a first cap may have come that did not count them yet.
@@ -148,10 +151,10 @@ begin
   ),
   rung as (
     insert into fairq.rings (shard_no, queue, group_key, user_key, freed, configured, charged)
-    select p_shard_no, p_queue, c.group_key, c.user_key, -coalesce(t.places, 0), true, case when c.user_key is null then e.charged end
+    select p_shard_no, p_queue, c.group_key, c.user_key, -coalesce(t.places, 0), true, e.charged
     from counter c
     left join taken t on t.group_key = c.group_key and t.user_key is not distinct from c.user_key
-    left join expected e on e.group_key = c.group_key
+    left join expected e on e.group_key = c.group_key and e.user_key is not distinct from c.user_key
   ),
   -- What was used is spent even if it was not heard of yet, and holds stay.
   spent as (

@@ -113,7 +113,8 @@ begin
 end;
 $$;
 
--- Removes lanes of idle users whose turn is used up, or whose group has no lane any more.
+-- Removes lanes of idle users whose turn is used up, or whose group has no lane any more. As those of groups they stay while they are to be charged for tasks in
+-- flight.
 -- Returns how many rows it removed. Cost: the lanes of the domain's users.
 create function fairq._sweep_users(p_tick fairq.ticks, p_limit integer) returns integer
 language sql set search_path = pg_catalog, pg_temp as $$
@@ -126,6 +127,7 @@ language sql set search_path = pg_catalog, pg_temp as $$
         or (not l.admissible
           and l.cursors = '{}'
           and (l.finish <= (g.inside).clock or g.inside is not distinct from null)
+          and coalesce((l.pace).reserved, 0) = 0
           and (l.gate is null or (l.gate).in_flight = 0 and (l.gate).open_until is null and coalesce((l.gate).failures, 0) = 0
             and coalesce((l.gate).rate_at, '-infinity') <= fairq._now())))
     limit p_limit

@@ -116,6 +116,51 @@ def test_users_of_a_group_share_its_seconds(conn: Conn) -> None:
     assert seconds["long"] / sum(seconds.values()) == pytest.approx(0.5, abs=0.1)
 
 
+@pytest.mark.parametrize("of", ["group", "user"])
+def test_who_sends_one_at_a_time_pays_for_what_it_took(conn: Conn, of: str) -> None:
+    """I4, I14: with upkeep while it runs. Others go past what it was expected to use."""
+    call(conn, "configure_queue", "default", fairness="cost", ready_target=1)
+
+    def add(name: str, count: int) -> None:
+        create_many(conn, name if of == "group" else "g", count, user_keys=[name] * count)
+
+    worker = register(conn)
+    add("alice", 300)
+    add("bob", 300)
+    add("jane", 1)
+    used = Counter[str | None]()
+    long: list[Held] = []
+    for turn in range(100):
+        held = pop(conn, worker, 2)
+        long += [each for each in held if each.user_key == "jane"]
+        held = [each for each in held if each.user_key != "jane"]
+        finish(conn, worker, held, costs=[1.0] * len(held))
+        used.update(users_of(held))
+        maintain(conn)
+        if long and turn % 10 == 9:
+            finish(conn, worker, [long.pop()], costs=[50.0])
+            used["jane"] += 50
+            add("jane", 1)
+    assert used["jane"] <= used["bob"] + 2 * 50
+
+
+def test_a_rebuild_tells_whose_charges_they_were(conn: Conn) -> None:
+    """I11: those of all users, charged to whom nobody names, would never end."""
+    call(conn, "configure_queue", "default", fairness="cost")
+    worker = register(conn)
+    create_of(conn, "bob", *["jane", "tom", None] * 3)
+    held = pop(conn, worker, 6)
+    call(conn, "rebuild", "default")
+    create_of(conn, "bob", None, "jane")
+    assert_sound(conn)
+    finish(conn, worker, held, costs=[2.0] * len(held))
+    for _ in range(4):
+        create(conn, "alice")
+        drain(conn, worker)
+        maintain(conn)
+    assert one(conn, "select count(*) from fairq.lanes where user_key <> '' or queue like '#users %%'") == 0
+
+
 def test_newcomers_of_both_kinds_are_next(conn: Conn) -> None:
     """I6: whatever is ready already. They then take turns, and the group pays for its new user."""
     worker = register(conn)
@@ -267,7 +312,7 @@ def test_a_user_has_a_rate(conn: Conn) -> None:
 
 
 def test_the_rate_of_a_group_lets_no_more_go_at_once_because_it_has_users(conn: Conn) -> None:
-    """What waits is charged to no rate: what was made ready long ago would go together with what is due now."""
+    """What waits is charged to no rate: else what was ready long ago goes together with what is due now."""
     call(conn, "configure_group", "default", "bob", rate_limit=1, rate_period="1 second", rate_burst=10)
     create_of(conn, "bob", *["jane", "tom"] * 20)
     worker = register(conn)

@@ -126,6 +126,24 @@ OF_LANES = {  # these read what LANES names
         where l.is_heard
           and l.pace is distinct from null
           and abs((l.pace).reserved - coalesce(s.charged, 0)) > 0.001 + 1e-9 * s.charged""",
+    # What was charged before there was an order among them is only known to their group.
+    "lanes of users that reserve more than their tasks in flight were charged": """
+        select l.queue, l.group_key, l.user_key, (l.pace).reserved, s.charged
+        from lane l
+        left join (
+          select t.shard_no, t.queue, t.group_key, t.user_key, sum(x.charge) as charged
+          from (
+            select h.shard_no, h.id, h.charge from fairq.held h
+            union all
+            select r.shard_no, r.id, r.charge from fairq.ready r
+          ) x
+          join fairq.tasks t on t.shard_no = x.shard_no and t.id = x.id
+          group by 1, 2, 3, 4
+        ) s on s.shard_no = l.shard_no and s.queue = l.of_queue and s.group_key = l.group_key
+          and s.user_key = l.user_key
+        where l.is_heard
+          and l.queue <> l.of_queue
+          and (l.pace).reserved > coalesce(s.charged, 0) * (1 + 1e-9) + 0.001""",
     "lanes with more than one version": """
         select l.shard_no, l.queue, l.group_key, l.user_key
         from fairq.lanes l
