@@ -30,10 +30,10 @@ if TYPE_CHECKING:
     from fairq.worker import *
 
 __all__ = ["App", "Backoff", "Batch", "Cancellation", "Context", "Item", "Schedule", "Task", "Worker"]
-# Tasks, and how they stand.
+# Tasks and their state.
 __all__ += ["cancel", "cancel_many", "enqueue", "enqueue_many", "retry", "retry_many"]
 __all__ += ["Explanation", "Progress", "TaskInfo", "TaskResult", "explain", "get", "progress", "result"]
-# What operators change and ask.
+# For operators.
 __all__ += ["configure_cluster", "configure_group", "configure_key", "configure_kind"]
 __all__ += ["configure_queue", "configure_schedule", "configure_user"]
 __all__ += ["ClusterSettings", "GroupSettings", "KeySettings", "KindSettings"]
@@ -55,10 +55,10 @@ __all__ += ["ResultTimeout", "TaskFailed", "TaskTimeout"]
 
 _MODULES = "errors client policies ledger results context backoff batch schedules task app worker"
 
-if not TYPE_CHECKING:  # or a type checker would take every name for one of ours
+if not TYPE_CHECKING:  # otherwise a type checker would accept every name
 
     def __getattr__(name: str) -> Any:
-        # Imported when first asked for: `fairq --help` must not wait for a database driver.
+        # Imported on first use: `fairq --help` must not wait for a database driver.
         if name in __all__:
             for module in _MODULES.split():
                 try:

@@ -9,7 +9,7 @@ def main() -> None:
     except ModuleNotFoundError as exc:
         if exc.name != "click":
             raise
-        sys.exit("fairq: the command line is an extra, and not installed\n  pip install 'fairq[cli]'")
+        sys.exit("fairq: the command line is not installed\n  pip install 'fairq[cli]'")
     command_line(prog_name="fairq")
 
 

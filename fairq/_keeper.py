@@ -1,19 +1,19 @@
-"""The small process between `fairq.embedded` and a program of PostgreSQL: none outlives who started it.
+"""The small process between `fairq.embedded` and a PostgreSQL program, which it ends when its owner ends.
 
-Run by path, as `python -I -S _keeper.py ORDER`; imports nothing but the standard library. ORDER is JSON:
+It is run by path, as `python -I -S _keeper.py ORDER`, and imports only the standard library. ORDER is JSON:
 
-    parent, run_dir      who started it; what to remove when he is gone
+    parent, run_dir      the owner's process id; the folder to remove when the owner is gone
     argv, env, log       the program, its environment, where its output goes
-    locks                files to lock (flock) for as long as this runs and, for those after the first, as
-                         long as any process of the program lives; a taken one ends this with EX_TEMPFAIL
-    patience             [[signal, seconds], …]: how the program is asked to end when its owner is gone
-    uid, gid, folder     run it as that user; give it that folder, open, in the place of {folder} in argv
+    locks                files to lock (flock) while this process runs. The program inherits all but the
+                         first and holds them as long as it lives. A taken lock ends this with EX_TEMPFAIL
+    patience             [[signal, seconds], …]: how to end the program when its owner is gone
+    uid, gid, folder     run it as that user; pass it that folder, open, in place of {folder} in argv
 
-It prints the program's process id, and ends with its exit code. Its standard input is a pipe whose other
-end only the owner holds: the kernel closes it however he dies, SIGKILL included, on Linux as on macOS.
-(PR_SET_PDEATHSIG is tied to the forking thread, is cleared when the user changes, and has no counterpart on
-macOS.) A copy of the pipe in a forked child would hide the death, so the parent's process id is looked at
-too, twice a second.
+It prints the program's process id and ends with the program's exit code. Only the owner holds the other end
+of its standard input, a pipe: the kernel closes it however the owner dies, SIGKILL included, on Linux and
+macOS. (PR_SET_PDEATHSIG is tied to the forking thread, is cleared when the user changes, and has no
+counterpart on macOS.) A copy of the pipe in a forked child would hide the owner's death, so the keeper also
+checks its parent's process id twice a second.
 """
 
 import contextlib
@@ -31,7 +31,7 @@ PARENT_CHECK_SECONDS = 0.5
 
 
 def spawn(order: dict[str, Any]) -> "subprocess.Popen[bytes]":
-    """Lock what is to be locked and start the program, which inherits all locks but the first."""
+    """Take the locks and start the program, which inherits all locks but the first."""
     inherited = []
     for path in order["locks"]:
         inherited.append(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
@@ -61,7 +61,7 @@ def spawn(order: dict[str, Any]) -> "subprocess.Popen[bytes]":
 
 
 def watch(program: "subprocess.Popen[bytes]", parent: int) -> bool:
-    """Wait for the end of the program, or of its owner: then it says yes."""
+    """Wait until the program ends or its owner does. Return whether it was the owner."""
     woken, waker = os.pipe()
     os.set_blocking(waker, False)
     signal.set_wakeup_fd(waker)
@@ -71,9 +71,9 @@ def watch(program: "subprocess.Popen[bytes]", parent: int) -> bool:
             return True
         ready = select.select([0, woken], [], [], PARENT_CHECK_SECONDS)[0]
         if 0 in ready:
-            return True  # nobody writes to the pipe: that is its end
+            return True  # nobody writes to the pipe, so it was closed
         if woken in ready:
-            os.read(woken, 512)  # also when the program was only stopped for a while
+            os.read(woken, 512)  # SIGCHLD also comes when the program is only suspended
     return False
 
 

@@ -1,4 +1,4 @@
-"""The tasks that an application knows.
+"""An application's tasks.
 
 app = fairq.App()
 
@@ -28,7 +28,7 @@ R = TypeVar("R")
 
 
 class _Declares(Protocol):
-    """`@app.task(…)`: from a handler to its task."""
+    """The decorator that `@app.task(…)` returns."""
 
     @overload
     def __call__(self, handler: Callable[Concatenate[T, P], R], /) -> Task[T, Concatenate[T, P], R]: ...
@@ -41,7 +41,7 @@ class _Declares(Protocol):
 
 
 class _DeclaresBatch(Protocol):
-    """The same of a handler that takes many at a time."""
+    """The decorator that `@app.task(batch=…)` returns."""
 
     def __call__(
         self, handler: Callable[Concatenate[list[T], P], Any], /
@@ -49,7 +49,7 @@ class _DeclaresBatch(Protocol):
 
 
 class App:
-    """The tasks that an application knows, by kind. `fairq work module:app` runs them."""
+    """An application's tasks, by kind. `fairq work module:app` runs them."""
 
     def __init__(
         self,
@@ -59,12 +59,12 @@ class App:
         lifespan: Lifespan | None = None,
         **defaults: Unpack[Declaration],
     ) -> None:
-        """`middleware` is called around each handler, the first outermost: async ones around async handlers,
-        the others around the others; a tuple holds one of each. `lifespan` makes what lives as long as a
-        worker process: `ctx.state`. Schedules and kinds of the app belong to `name`: one of another name, or
-        without one, does not change them.
+        """`middleware` is called around each handler, the first outermost: async middleware around async
+        handlers, sync middleware around sync ones; a tuple holds one of each. `lifespan` opens `ctx.state`
+        when a worker process starts, and closes it at the end. `name` owns the app's schedules and kinds: an
+        app with another name, or with none, cannot change them.
 
-        The options hold for every task that does not say them itself.
+        The other options are defaults for the app's tasks.
         """
         refuse_unknown("App", defaults, Declaration)
         self.name = name
@@ -76,11 +76,11 @@ class App:
         self._schedules: dict[tuple[str, GroupKey], tuple[Task[Any, ..., Any], Schedule]] = {}
 
     def queue(self, name: str, **settings: Unpack[QueueSettings[Seconds]]) -> str:
-        """Declare a queue and settings of it, and return its name. `install` creates it."""
+        """Declare a queue with its settings, and return its name. `install` creates it."""
         refuse_unknown("queue", settings, QueueSettings)
         queue_call(name, settings)
         if name in self._queues:
-            raise ConfigurationError(f"queue {name!r} is declared twice", "Say all of it in one place.")
+            raise _declared_twice(name)
         self._queues[name] = settings
         return name
 
@@ -123,12 +123,12 @@ class App:
         batch: int | None = None,
         **declared: Unpack[Declaration],
     ) -> Any:
-        """Declare a handler. It takes a payload, decoded to its annotation, or keyword arguments, which are
-        fields of the payload, or nothing; and the context, as `ctx`, if it wants it.
+        """Declare a handler. It takes one payload, decoded to its annotation; or keyword arguments, which are
+        the fields of the payload; or nothing. A parameter `ctx` receives the context.
 
-        `kind` is the name stored with each task, the function's by default: keep it when you rename the
-        function. `schedule` lets it recur: "0 3 * * *", "every 10s", or a `fairq.Schedule`.
-        With `batch`, the handler takes a list of payloads, at most so many, and a `fairq.Batch` as `ctx`.
+        `kind` is the name stored with each task, by default the function's name: keep it when you rename the
+        function. `schedule` makes the task recur: "0 3 * * *", "every 10s", or a `fairq.Schedule`.
+        With `batch=n`, the handler takes a list of at most n payloads, and a `fairq.Batch` as `ctx`.
         """
         refuse_unknown("task", declared, Declaration)
         said: Any = {name: value for name, value in declared.items() if value is not None}
@@ -151,8 +151,8 @@ class App:
         return declare(handler)
 
     def schedule(self, name: str, task: Task[Any, ..., Any], schedule: str | timedelta | Schedule) -> None:
-        """Declare that a task recurs; `install` says so to the database. One that is not declared any more
-        goes on until it is removed: another deployment may declare it still.
+        """Declare that a task recurs. `install` stores the schedule in the database. A schedule that is no
+        longer declared goes on until you remove it, because another deployment may still declare it.
         """
         if not isinstance(schedule, Schedule):
             schedule = Schedule(schedule)
@@ -160,11 +160,13 @@ class App:
         task.encode_payload(schedule.payload)
         if self._schedules.setdefault((name, schedule.group_key), (task, schedule)) != (task, schedule):
             raise ConfigurationError(
-                f"schedule {name!r} of group {schedule.group_key!r} is declared twice", "Name one otherwise."
+                f"schedule {name!r} of group {schedule.group_key!r} is declared twice", "Rename one of them."
             )
 
     def include(self, other: App) -> None:
-        """Take over the tasks of another app: one app per module, one for the worker."""
+        """Add the tasks, queues and schedules of another app, so that one worker runs the apps of many
+        modules.
+        """
         if other.middleware or other.lifespan:
             raise ConfigurationError(
                 "an app with middleware or a lifespan cannot be included",
@@ -176,18 +178,17 @@ class App:
             self.schedule(name, task, schedule)
         for name, settings in other._queues.items():
             if self._queues.setdefault(name, settings) is not settings:
-                raise ConfigurationError(f"queue {name!r} is declared twice", "Say all of it in one place.")
+                raise _declared_twice(name)
 
     @overload
     def install(self, conn: SyncConnection) -> None: ...
     @overload
     def install(self, conn: AsyncConnection) -> Coroutine[Any, Any, None]: ...
     def install(self, conn: Any) -> Coroutine[Any, Any, None] | None:
-        """Create the queues of this app, with the settings declared, and its schedules, and tell the database
-        what its tasks declare, so that it holds however they are enqueued. In the transaction of `conn`, by
-        an operator.
+        """Create this app's queues and schedules, and store what its tasks declare, so that it holds however
+        they are enqueued. Happens in the transaction of `conn`, which needs the rights of `fairq_admin`.
 
-        What is not declared of a queue stays as it is.
+        Settings that the app does not declare stay as they are.
         """
         return run(conn, self._install(), "fairq.App.install")  # type: ignore[no-any-return]
 
@@ -215,7 +216,7 @@ class App:
 
     @property
     def queues(self) -> list[str]:
-        """The queues that it declares, or that its tasks are declared on, each once."""
+        """The declared queues and the queues of the tasks, each once."""
         return sorted({*self._queues, *(task.queue for task in self._tasks.values())})
 
     def __iter__(self) -> Iterator[Task[Any, ..., Any]]:
@@ -231,12 +232,12 @@ class App:
         except KeyError:
             known = ", ".join(sorted(self._tasks)) or "none"
             raise UnknownTask(
-                f"there is no handler of kind {kind!r}; this app knows: {known}",
+                f"there is no handler of kind {kind!r}; this app has: {known}",
                 "Import the module that declares it, or app.include() its app.",
             ) from None
 
     def problems(self) -> list[str]:
-        """What is wrong with the declarations, all at once; a worker refuses to start with any."""
+        """Everything that is wrong with the declarations. A worker refuses to start if there is anything."""
         found: list[str] = []
         for task in self:
             try:
@@ -246,10 +247,14 @@ class App:
         for each in self.middleware:
             if self._tasks and not any(around(task, [each]) for task in self):
                 found.append(
-                    f"the middleware {each!r:.80} goes around no handler:"
-                    " async ones go around async handlers, the others around the others"
+                    f"the middleware {each!r:.80} matches no handler:"
+                    " async middleware goes around async handlers, sync middleware around sync ones"
                 )
         return found
+
+
+def _declared_twice(queue: str) -> ConfigurationError:
+    return ConfigurationError(f"queue {queue!r} is declared twice", "Declare all its settings in one place.")
 
 
 def _place(task: Task[Any, ..., Any]) -> str:

@@ -1,4 +1,4 @@
-"""What an application puts around its handlers: middleware, a session, and what lives as long as a worker.
+"""What an application puts around its handlers: middleware, a session, a lifespan.
 
 def timed(ctx, call_next):
     began = time.perf_counter()
@@ -30,20 +30,18 @@ Around: TypeAlias = Callable[[Context, Callable[[], Any]], Any]
 # One function, or one for each kind of handler.
 Middleware: TypeAlias = Around | tuple[Around, ...]
 Lifespan: TypeAlias = Callable[[], Manager]
-# Runs a handler: from its payload as JSON text to what it returns; of an async one, to its coroutine.
+# Calls a handler with its payload as JSON text, and returns its result or, if it is async, its coroutine.
 Runner: TypeAlias = Callable[[str, Any], Any]
 
 
 def around(task: AnyTask, middleware: Iterable[Middleware]) -> list[Around]:
-    """What goes around a handler, the first outermost: around an async one those that are async, around the
-    others those that are not. Neither could wait for the other.
-    """
+    """The middleware for a handler, the first outermost: async around async, sync around sync."""
     every = (each for one in middleware for each in (one if isinstance(one, tuple) else (one,)))
     return [each for each in every if is_async(each) == task.is_async]
 
 
 def runner(task: AnyTask, middleware: Iterable[Middleware], *, session: bool = True) -> Runner:
-    """How to run a handler. Without `session`, who runs it sets `ctx.session` and ends the task."""
+    """How to run a handler. Without `session`, the caller sets `ctx.session` and ends the task."""
     run: Runner = task.run
     if task.session is not None and session:
         run = (_in_async_session if task.is_async else _in_session)(task, run)
@@ -57,7 +55,7 @@ def _within(middleware: Around, run: Runner) -> Runner:
 
 
 # --- A session ---------------------------------------------------------------------------------------
-# Leaving it without an error commits: the end of the task is written just before.
+# Leaving it without an error commits. The end of the task is written just before.
 
 
 def _in_session(task: AnyTask, run: Runner) -> Runner:
@@ -85,7 +83,7 @@ def _in_async_session(task: AnyTask, run: Runner) -> Runner:
 
 
 def _opener(task: AnyTask, enter: str) -> Callable[[Context], Any]:
-    # Of an engine or a sessionmaker of SQLAlchemy: what they begin commits.
+    # An engine or sessionmaker of SQLAlchemy: `begin` commits at the end.
     make: Any = getattr(task.session, "begin", task.session)
     takes_context = any(
         each.default is each.empty and each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)
@@ -96,17 +94,17 @@ def _opener(task: AnyTask, enter: str) -> Callable[[Context], Any]:
         manager = make(ctx) if takes_context else make()
         if not hasattr(manager, enter):
             if enter == "__aenter__" and hasattr(manager, "close"):
-                manager.close()  # a connection that was opened all the same
+                manager.close()  # a connection that was already opened
             raise ConfigurationError(
-                f"the session of task {task.kind!r} is a {type(manager).__name__}, without {enter}",
-                "Give async handlers an async context manager, and the others a plain one.",
+                f"the session of task {task.kind!r} is a {type(manager).__name__} without {enter}",
+                "Async handlers need an async context manager, sync handlers a plain one.",
             )
         return manager
 
     return opened
 
 
-# --- A worker's life -----------------------------------------------------------------------------------
+# --- A lifespan ----------------------------------------------------------------------------------------
 
 
 def name_of(lifespan: Lifespan | None) -> str:
@@ -115,7 +113,7 @@ def name_of(lifespan: Lifespan | None) -> str:
 
 @asynccontextmanager
 async def living(lifespan: Lifespan | None) -> AsyncIterator[Any]:
-    """From the start of a worker process to its end. The value is `ctx.state`."""
+    """The app's lifespan, sync or async, around the life of a worker process. Yields `ctx.state`."""
     manager = nullcontext() if lifespan is None else lifespan()
     if isinstance(manager, AbstractAsyncContextManager):
         async with manager as state:

@@ -1,4 +1,4 @@
-"""When a failed attempt is tried again."""
+"""Which failed attempts are tried again, and when."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ __all__ = ["Backoff"]
 
 @dataclass(frozen=True)
 class Backoff:
-    """When a failed attempt is tried again: which exceptions, and after how many seconds.
+    """Which failed attempts are tried again, and after how many seconds.
 
-    The pause after attempt n is `base * factor ** (n - 1)`, at most `cap`, moved by up to `jitter` of itself
-    both ways. Exceptions in `on` are retried, those in `never` are not, even so.
+    The pause after attempt n is `base * factor ** (n - 1)` seconds, at most `cap`, varied at random by up to
+    `jitter` of itself. Exceptions in `on` are retried unless they are also in `never`.
     """
 
     base: float = 1.0
@@ -52,7 +52,7 @@ class Backoff:
         return isinstance(exception, self.on) and not isinstance(exception, self.never)
 
     def delay(self, attempt: int, draw: Callable[[], float] = random.random) -> float:
-        """Seconds to wait after attempt number `attempt`; `draw` gives a number from 0 to 1."""
+        """Seconds to wait after attempt number `attempt`; `draw` returns a number from 0 to 1."""
         try:
             pause = self.base * self.factor ** (max(attempt, 1) - 1)
         except OverflowError:

@@ -1,9 +1,9 @@
-"""Handlers that take many tasks of their kind at a time.
+"""Handlers that take many tasks of one kind in one call.
 
 @app.task(batch=50)
 def index(pages: list[Page], ctx: fairq.Batch) -> list[Exception | None]: ...
 
-Each stays a task of its own: popped, charged, timed, ended and tried again by itself.
+Each task is still popped, charged, timed, ended and retried on its own.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from fairq.context import Cancellation, Context
 
 __all__ = ["Batch"]
 
-# How one of them ended: what was raised for it, or what was returned.
+# How one task ended: the exception, or the result.
 End = tuple[Context, BaseException | None, Any]
 
 
 @dataclass(eq=False)
 class Batch:
-    """What a handler of many tasks may know: `tasks` has the context of each, in the order of the payloads.
+    """The context of a call for many tasks. `tasks` has each one's context, in the order of the payloads.
 
-    `cancelled` is set when all of them are to stop; a single one has a `cancelled` of its own.
+    `cancelled` is set when all of them are to stop. Each task also has its own `cancelled`.
     """
 
     tasks: list[Context]
     cancelled: Cancellation = field(default_factory=Cancellation)
     refused: list[End] = field(default_factory=list)
-    """Those that the handler never saw: their payloads do not fit, or they were told to stop before."""
+    """Tasks that the handler never saw: their payloads do not fit, or they were told to stop before."""
 
     def __post_init__(self) -> None:
         first = self._first = self.tasks[0]
@@ -48,7 +48,7 @@ class Batch:
             ctx.session = session
 
     def take_in(self, texts: Sequence[str], decode: Callable[[str], Any]) -> list[Any]:
-        """The payloads. One that cannot be decoded fails its own task only."""
+        """Decode the payloads. One that cannot be decoded fails only its own task."""
         found, tasks = [], []
         for ctx, text in zip(self.tasks, texts, strict=True):
             try:
@@ -62,12 +62,12 @@ class Batch:
         return found
 
     def ends(self, answer: Any) -> list[End]:
-        """How each task ended, by what the handler returned: an exception in its place fails it."""
+        """How each task ended, from what the handler returned: an exception in a task's place fails it."""
         answers = [None] * len(self.tasks) if answer is None else answer
         if not isinstance(answers, list | tuple) or len(answers) != len(self.tasks):
             raise TypeError(
-                f"the handler of {len(self.tasks)} tasks returned {answer!r:.60}, which is neither"
-                " None nor a list with a result or an exception for each, in their order"
+                f"the handler of {len(self.tasks)} tasks returned {answer!r:.60}; it must return None,"
+                " or a list with a result or an exception for each task, in their order"
             )
         return self.refused + [
             (ctx, each, None) if isinstance(each, BaseException) else (ctx, None, each)
@@ -83,7 +83,7 @@ class Batch:
         return self.refused + [(ctx, exception, None) for ctx in self.tasks]
 
     def finish_in(self, conn: Any, answer: Any, *, store: bool) -> Any:
-        """As `Context.finish_in`, for each that did not fail."""
+        """`Context.finish_in` for each task that did not fail."""
         return run(conn, self._finish(answer, store), "fairq.Batch.finish_in")
 
     def _finish(self, answer: Any, store: bool) -> Steps[None]:

@@ -1,4 +1,4 @@
-"""fairq on Citus: what `fairq migrate` does beside installing the engine on each node. See sql/citus.sql."""
+"""fairq on Citus: what `fairq migrate` does besides installing the engine on each node. See sql/citus.sql."""
 
 from __future__ import annotations
 
@@ -13,31 +13,31 @@ from psycopg.rows import tuple_row
 from fairq.errors import FairqError
 
 PRESENT = "select extversion from pg_extension where extname = 'citus'"
-# The bits of an id above the 48 lowest say which node gave it out: of a task, and of a worker.
+# The bits of a task's or worker's id above the lowest 48 say which node issued it.
 NODE_BITS = 48
 
 
 class ClusterNotReady(FairqError, exit_code=4):
-    """fairq cannot be installed into this set-up of Citus."""
+    """fairq cannot be installed on this Citus cluster as it is set up."""
 
 
 @dataclass(frozen=True)
 class Node:
-    """``group`` is the number that Citus gives it; 0 is the coordinator's."""
+    """A node of the cluster. ``group`` is Citus's number for it; the coordinator has 0."""
 
     group: int
     host: str
     port: int
 
     def dsn(self, coordinator: str) -> str:
-        """The same database, user and options there."""
+        """The connection string of the same database, with the same user and options, on this node."""
         return psycopg.conninfo.make_conninfo(coordinator, host=self.host, port=self.port, hostaddr=None)
 
 
 def nodes(conn: psycopg.Connection[Any], folder: Path) -> list[Node]:
-    """The nodes of the cluster whose coordinator this is, itself first; none where there is no Citus.
+    """The nodes of this coordinator's cluster, itself first; empty without Citus. ``folder`` is sql/.
 
-    Raises :class:`ClusterNotReady` where something is missing, and says what to do. ``folder`` is sql/.
+    Raises :class:`ClusterNotReady` if something is missing, with a hint.
     """
     if conn.execute(PRESENT).fetchone() is None:
         return []
@@ -53,7 +53,7 @@ def nodes(conn: psycopg.Connection[Any], folder: Path) -> list[Node]:
 
 
 async def around(conn: psycopg.AsyncConnection[Any]) -> tuple[int, list[Node]]:
-    """Which node this is, and all nodes, whether they answer or not; none where fairq is on one machine."""
+    """This node's group, and all nodes, whether they answer or not; no nodes if fairq is on one machine."""
     cursor = conn.cursor(row_factory=tuple_row)
     await cursor.execute(
         """
@@ -76,7 +76,7 @@ async def around(conn: psycopg.AsyncConnection[Any]) -> tuple[int, list[Node]]:
 
 
 def stay_local(conn: psycopg.Connection[Any]) -> None:
-    """What this session creates is this node's own: each gets the engine as a single machine does."""
+    """Keep what this session creates on this node: each node gets the engine as a single machine does."""
     conn.execute("set citus.enable_ddl_propagation = off")
 
 
@@ -85,7 +85,7 @@ def join(
 ) -> None:
     """Let calls go from any node to any other. ``folder`` is sql/.
 
-    Each step looks whether it has been done, so a call that was cut off can be repeated.
+    Each step checks whether it has been done, so you can repeat a call that was cut off.
     """
     text = (folder / "citus.sql").read_text("utf-8")
     coordinator.execute(text.encode())
@@ -98,7 +98,7 @@ def join(
                 f"{node.host}:{node.port} has tasks of its own, from before it was a node of this cluster",
                 "Make that machine the coordinator, or let it run empty first.",
             )
-    # One by one: Citus sends the text that it got to the other nodes.
+    # One by one: Citus passes each text on to the other nodes as it is.
     for statement in (folder / "citus_calls.sql").read_text("utf-8").split(";\n"):
         coordinator.execute(statement.encode())
     _replicate(coordinator)
@@ -107,7 +107,7 @@ def join(
 
 
 def _replicate(coordinator: psycopg.Connection[Any]) -> None:
-    """A new node has no copy of the reference table yet."""
+    """Copy the reference tables to new nodes."""
     lacking = coordinator.execute(
         """
         select from pg_dist_node n

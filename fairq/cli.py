@@ -1,7 +1,7 @@
 """The command line: one small group whose commands are imported when they are called.
 
-`fairq work` and `fairq enqueue` must start fast, so nothing here imports a database driver, and `fairq
---help` imports no command. A new command is a line in COMMANDS; everything else stands at its function.
+`fairq work` and `fairq enqueue` must start fast, so this module imports no database driver, and `fairq
+--help` imports no command. COMMANDS lists every command; the rest of its declaration is at its function.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ class Exit(IntEnum):
     """What a command's exit code means. Documented in docs/reference/exit-codes.md."""
 
     OK = 0
-    NO = 1  # the answer to the question is no: behind, not found, not healthy
+    NO = 1  # the answer is no: behind, not found, not healthy
     USAGE = 2  # wrong options, no database named
     DATABASE = 3  # the database cannot be reached, or refused a statement
     SCHEMA = 4  # its schema does not fit this code, and migrating does not help
     BUSY = 5  # gave up waiting for a lock
     REFUSED = 6  # would lose data
-    BUG = 70  # our own fault
+    BUG = 70  # a bug in fairq
 
 
 @dataclass(frozen=True)
 class Command:
-    """A line of the list: the module, what it is for, and the extra that brings what it needs."""
+    """A command's module, its help, and the extra that installs what it needs."""
 
     module: str
     help: str
@@ -53,35 +53,35 @@ COMMANDS = {
     "migrate": Command("fairq.commands.migrate", "Install or upgrade fairq in a database.", "Set up"),
     "sql": Command("fairq.commands.migrate", "Print migrations as plain SQL.", "Set up"),
     "doctor": Command("fairq.commands.doctor", "Check the installation, and say what to do.", "Set up"),
-    "enqueue": Command("fairq.commands.tasks", "Create tasks, one or a file of them.", "Tasks"),
+    "enqueue": Command("fairq.commands.tasks", "Create one task, or many from a file.", "Tasks"),
     "cancel": Command("fairq.commands.tasks", "Cancel tasks.", "Tasks"),
-    "retry": Command("fairq.commands.tasks", "Run ended tasks again, or waiting ones now.", "Tasks"),
-    "result": Command("fairq.commands.tasks", "Show how a task ended, or wait until it has.", "Tasks"),
+    "retry": Command("fairq.commands.tasks", "Run ended tasks again, or scheduled ones now.", "Tasks"),
+    "result": Command("fairq.commands.tasks", "Show how a task ended, or wait for its end.", "Tasks"),
     "explain": Command("fairq.commands.explain", "Say why a task waits, or how it ended.", "Tasks"),
-    "stats": Command("fairq.commands.stats", "Show how queues, groups and workers stand.", "Queues"),
+    "stats": Command("fairq.commands.stats", "Show the state of queues, groups and workers.", "Queues"),
     "top": Command("fairq.commands.top", "Watch queues, groups and workers.", "Queues"),
     "shares": Command("fairq.commands.shares", "Show who gets what.", "Queues"),
     "metrics": Command("fairq.commands.metrics", "Print metrics for Prometheus.", "Queues"),
-    "web": Command("fairq.commands.web", "Show a page of who gets what.", "Queues", "web"),
-    "queues": Command("fairq.commands.queues", "List queues; create them, change their settings.", "Queues"),
+    "web": Command("fairq.commands.web", "Serve a web page of who gets what.", "Queues", "web"),
+    "queues": Command("fairq.commands.queues", "List and create queues; change their settings.", "Queues"),
     "groups": Command("fairq.commands.queues", "List the busiest groups; change their settings.", "Queues"),
     "keys": Command("fairq.commands.queues", "List concurrency keys with settings; change them.", "Queues"),
-    "cluster": Command("fairq.commands.queues", "Show or change the installation's settings.", "Queues"),
-    "schedules": Command("fairq.commands.schedules", "List tasks that recur; change them.", "Queues"),
+    "cluster": Command("fairq.commands.queues", "Show or change the cluster's settings.", "Queues"),
+    "schedules": Command("fairq.commands.schedules", "List and change schedules.", "Queues"),
     "pause": Command(
         "fairq.commands.queues", "Stop serving a queue, a group, or a user of a group.", "Queues"
     ),
     "resume": Command("fairq.commands.queues", "Serve a paused queue, group or user again.", "Queues"),
     "drain": Command("fairq.commands.queues", "Let a queue run empty.", "Queues"),
-    "rebuild": Command("fairq.commands.queues", "Make the order of a queue anew.", "Queues"),
-    "maintain": Command("fairq.commands.maintain", "Run one round of maintenance.", "Queues"),
+    "rebuild": Command("fairq.commands.queues", "Rebuild the order of a queue.", "Queues"),
+    "maintain": Command("fairq.commands.maintain", "Run one round of the upkeep.", "Queues"),
     "bench": Command("fairq.commands.bench", "Measure fairq on this machine, from a clone.", "Develop"),
     "gen": Command("fairq.codegen.command", "Write typed Python for your SQL.", "Develop", "codegen"),
 }
 
 
 class Failure(click.ClickException):
-    """An end that is not a success: a message, a hint, and an exit code; as JSON where that was asked for."""
+    """Ends a command with a message, a hint and an exit code; as JSON if --json is given."""
 
     def __init__(
         self, message: str, *, hint: str | None = None, code: str = "failed", exit_code: int = Exit.NO
@@ -100,7 +100,7 @@ class Failure(click.ClickException):
             return
         from fairq.dsn import clean
 
-        # As wide as the terminal; into a log line by line as they are.
+        # Wrapped for a terminal, not for a log.
         width = shutil.get_terminal_size().columns - 1 if sys.stderr.isatty() else sys.maxsize
         wrap = textwrap.TextWrapper(width, break_long_words=False, break_on_hyphens=False)
         wrap.subsequent_indent = "  "
@@ -111,7 +111,7 @@ class Failure(click.ClickException):
 
 
 class Commands(click.Group):
-    """Looks a command up in COMMANDS and imports it then; help and completion import nothing."""
+    """Imports a command when it is called; help and completion import none."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -150,12 +150,12 @@ class Commands(click.Group):
             message = exc.format_message().replace("a valid integer", "a whole number")
             message, hint = message.replace("a valid float", "a number"), f"{path} --help tells more."
             failure = Failure(message, hint=hint, code="usage", exit_code=Exit.USAGE)
-            failure.as_json = as_json  # click has not come as far as the option
+            failure.as_json = as_json  # click may have failed before it read --json
             raise failure from exc
         except (click.ClickException, click.exceptions.Exit, click.Abort):
             raise
         except BrokenPipeError:
-            # The reader of our output has seen enough; do not complain once more when Python flushes.
+            # The reader of our output is gone; keep Python from failing again when it flushes.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             ctx.exit(Exit.OK)
         except Exception as exc:
@@ -169,7 +169,7 @@ class Commands(click.Group):
 
 
 def missing(exc: ImportError, what: str, extra: str) -> Failure | None:
-    """What to install, if what is missing is not of ours."""
+    """Say what to install, unless the missing module is our own."""
     if "no pq wrapper" in str(exc):
         return not_installed("psycopg's libpq", what, "binary")
     if isinstance(exc, ModuleNotFoundError) and not (exc.name or "fairq").startswith("fairq"):
@@ -183,7 +183,7 @@ def not_installed(name: str, what: str, extra: str) -> Failure:
 
 
 def failure_of(exc: Exception) -> Failure:
-    """How an exception ends the command. Ours say themselves; texts from elsewhere may hold a password."""
+    """How an exception ends the command. Messages from elsewhere may hold a password."""
     from fairq.dsn import mask
     from fairq.errors import FairqError
 
@@ -195,19 +195,19 @@ def failure_of(exc: Exception) -> Failure:
         code = exc.sqlstate or "unreachable"
         hint = exc.diag.message_hint or exc.diag.message_detail
         if not exc.sqlstate:
-            hint = "Is the database there, and does --dsn name it and a user that may connect?"
+            hint = "Is the database running, and does --dsn name it and a user that may connect?"
         return Failure(mask(message), hint=hint, code=code, exit_code=Exit.DATABASE)
     if isinstance(exc, UnicodeError):
-        return Failure(f"what came in is not UTF-8: {exc}", code="usage", exit_code=Exit.USAGE)
+        return Failure(f"the input is not UTF-8: {exc}", code="usage", exit_code=Exit.USAGE)
     hint = "This is a bug in fairq. Set FAIRQ_TRACEBACK=1 to see where, and please report it."
     return Failure(mask(f"{type(exc).__name__}: {exc}"), hint=hint, code="bug", exit_code=Exit.BUG)
 
 
-# --- What commands are made of ---------------------------------------------------------------------
+# --- Declaring commands and options ----------------------------------------------------------------
 
 
 def _remember(ctx: click.Context, param: click.Parameter, value: Any) -> None:
-    """Options of every command: also before a subcommand, and for whoever asks."""
+    """Keep the value for every subcommand."""
     if value:
         ctx.meta[f"fairq.{param.name}"] = value
 
@@ -226,7 +226,7 @@ JSON = click.Option(
 
 
 def named_dsn() -> str | None:
-    """--dsn as given; ask fairq.dsn.resolve() for the one that counts."""
+    """The value of --dsn; fairq.dsn.resolve() adds the environment."""
     return click.get_current_context().meta.get("fairq.dsn")
 
 
@@ -244,8 +244,8 @@ def command(
     parent: click.Group | None = None,
     **attributes: Any,
 ) -> Callable[[Callable[..., Any]], Any]:
-    """A command with --dsn and --json. Its help begins with what COMMANDS says of it, and ends with the exit
-    codes and the role that it needs; a paragraph of examples, the first `fairq …`, stays as it is laid out.
+    """Declare a command with --dsn and --json. Its help begins with its line in COMMANDS and ends with its
+    exit codes and the role it needs. A paragraph that begins with `fairq ` holds examples and is not wrapped.
     """
     ends = {0: "done", 2: "wrong usage", **({3: "database"} if dsn else {}), **(codes or {})}
     epilog = f"Exit codes: {' · '.join(f'{code} {ends[code]}' for code in sorted(ends))}"
@@ -269,12 +269,12 @@ def command(
 
 
 def group(**attributes: Any) -> Callable[[Callable[..., Any]], Any]:
-    """The same with subcommands; without one it does something itself."""
+    """Declare a command with subcommands, which also runs without one."""
     return command(cls=click.Group, invoke_without_command=True, **attributes)
 
 
 def option(names: str, help: str, **attributes: Any) -> Callable[[Callable[..., Any]], Any]:
-    """An option, its names and how its value is shown in one: `--since TIME`. A flag, where it takes none."""
+    """Declare an option by its names and, unless it is a flag, its value: `--since TIME`."""
     *words, shown = names.split()
     if shown.startswith("-") or shown.islower():
         words.append(shown)
@@ -286,7 +286,7 @@ def option(names: str, help: str, **attributes: Any) -> Callable[[Callable[..., 
 
 
 def together(*options: Callable[..., Any]) -> Callable[[Callable[..., Any]], Any]:
-    """Several of these as one, in their order."""
+    """Combine several decorators into one."""
 
     def decorated(command: Callable[..., Any]) -> Any:
         for each in reversed(options):
@@ -299,7 +299,7 @@ def together(*options: Callable[..., Any]) -> Callable[[Callable[..., Any]], Any
 def amount(
     names: str, default: float, help: str, *, least: float = 1, most: float | None = 100_000
 ) -> Callable[[Callable[..., Any]], Any]:
-    """An option that takes a number: how many, or, where the default is no integer, how many seconds."""
+    """Declare an option that takes a number; a float default means seconds."""
     kind: Any
     kind, shown = (click.IntRange, "N") if isinstance(default, int) else (click.FloatRange, "SECONDS")
     return option(f"{names} {shown}", help, type=kind(least, most), default=default)
@@ -310,7 +310,7 @@ def amount(
     commands=dict.fromkeys(COMMANDS),  # for its suggestions
     invoke_without_command=True,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
-    epilog="'fairq COMMAND --help' tells more about each.",
+    epilog="'fairq COMMAND --help' tells more about a command.",
 )
 @click.version_option(package_name="fairq", prog_name="fairq", message="%(prog)s %(version)s")
 @click.pass_context
@@ -318,14 +318,14 @@ def main(ctx: click.Context) -> None:
     """A multi-tenant fair queue that lives in PostgreSQL.
 
     \b
-    fairq demo                      see it at work; needs no database
+    fairq demo                      see it work; needs no database
     export FAIRQ_DSN=postgresql://user@host/name
     fairq migrate                   install fairq in your database
-    fairq enqueue bob '{"n": 1}'    a task of the tenant bob
-    fairq explain 1                 why it waits
+    fairq enqueue bob '{"n": 1}'    create a task of the tenant bob
+    fairq explain 1                 see why it waits
     fairq work myapp.tasks          run tasks with your handlers
-    fairq top                       watch
-    fairq doctor                    is everything well?
+    fairq top                       watch the queues
+    fairq doctor                    check the installation
     """
     if ctx.invoked_subcommand is None:
         click.echo(ctx.get_help())

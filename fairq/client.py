@@ -1,12 +1,11 @@
-"""Create, look at, cancel and retry tasks in the caller's own transaction, on whatever connection that has.
+"""Create, inspect, cancel and retry tasks in the caller's transaction, on the caller's connection.
 
-`enqueue`, `enqueue_many` and `cancel` have one name each. On a sync connection they return the answer, on an
-async one a coroutine: `await fairq.enqueue(conn, …)`. One name, because the call reads the same in both
-worlds and the connection already says which one it is; overloads tell the type checker, and a forgotten
-`await` is an error there (`unused-coroutine`) and a warning at run time that names the function.
+On a sync connection each function returns the answer, on an async one a coroutine:
+`await fairq.enqueue(conn, …)`. Overloads tell type checkers which; a forgotten `await` is an error there
+(`unused-coroutine`), and at run time a warning that names the function.
 
-What only the server knows (unknown queue, payload limit, idempotency key) fails there and aborts the
-transaction like every error of PostgreSQL; put the call in a savepoint to survive it.
+Errors that only the server finds (unknown queue, payload limit, idempotency key) abort the transaction, as
+every error of PostgreSQL does. Put the call in a savepoint to survive one.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ __all__ += ["Explanation", "Item", "TaskInfo", "create_call", "create_many_call"
 
 T = TypeVar("T")
 
-# PostgreSQL holds a value of at most 1 GiB in memory; the array of payloads is one, and needs some room.
+# PostgreSQL's limit for one value is 1 GiB. The array of payloads is one value, and needs some room.
 LARGEST_CALL = 512 * 2**20
 
 
@@ -62,9 +61,9 @@ def enqueue(
 def enqueue_many(
     items: Iterable[tuple[GroupKey, Any] | Item], **options: Unpack[EnqueueManyOptions]
 ) -> Call[list[int]] | Steps[list[int]]:
-    """Create many tasks with one statement in one round trip, and return their ids in the order of `items`.
+    """Create many tasks in one statement, all or none, and return their ids in the order of `items`.
 
-    Each item is a pair of group key and payload, or an `Item`. All of them are created, or none.
+    Each item is a pair of group key and payload, or an `Item`.
     """
     refuse_unknown("enqueue_many", options, EnqueueManyOptions)
     return traced(lambda given: create_many_call(items, given), options)
@@ -76,15 +75,15 @@ Explanation: TypeAlias = queries.ExplainTaskRow
 
 @on_connection
 def get(id: int) -> Call[TaskInfo]:
-    """What is known of a task, live or ended, but for its payload and result; `state` is its state, or its
-    outcome. Raises NoSuchTask. Needs the rights of `fairq_observe`, or of workers.
+    """Everything about a task, live or ended, except its payload and result. For an ended task `state` is its
+    outcome. Raises NoSuchTask. Needs the rights of `fairq_observe` or `fairq_work`.
     """
     return queries.get_task.call(id=check_id(id)).then(lambda row: _there(id, row))
 
 
 @on_connection
 def explain(id: int) -> Call[Explanation]:
-    """Why a task waits, as the engine sees it. Raises NoSuchTask. Rights as for `get`."""
+    """Why a task waits, as the engine sees it. Raises NoSuchTask. Needs the same rights as `get`."""
     return queries.explain_task.call(id=check_id(id)).then(lambda row: _there(id, row))
 
 
@@ -96,19 +95,19 @@ def _there(id: int, row: T | None) -> T:
 
 @on_connection
 def retry(id: int) -> Call[bool]:
-    """Run an ended task again, with one attempt more than it had, or one that waits for its time now. False:
-    there is nothing to be done. Raises IdempotencyConflict when another task has its idempotency key. Needs
-    the rights of `fairq_admin`.
+    """Run an ended task again, with one more attempt than it had, or a scheduled one now. Return whether
+    there was anything to do. Raises IdempotencyConflict if another task has its idempotency key. Needs the
+    rights of `fairq_admin`.
     """
     return queries.retry_task.call(id=check_id(id), strict=True)
 
 
 @on_connection
 def cancel(id: int) -> Call[bool]:
-    """Cancel a task when the transaction of `conn` commits. False: it has ended already, or never was.
+    """Cancel a task when the transaction of `conn` commits. False: it has already ended, or never existed.
 
-    A waiting task never runs. A running one is told, by `ctx.cancelled`, and by `asyncio.CancelledError` if
-    async.
+    A waiting task never runs. A running handler is told by `ctx.cancelled`, an async one also by
+    `asyncio.CancelledError`.
     """
     return queries.cancel.call(id=check_id(id))
 
@@ -117,10 +116,10 @@ def cancel(id: int) -> Call[bool]:
 def cancel_many(
     queue: str, *, group_key: GroupKey | None = None, kind: str | None = None, dry_run: bool = False
 ) -> Call[int]:
-    """Cancel all live tasks of a queue, or those of a group, of a kind, and return how many these are. With
-    `dry_run` only count them. Needs the rights of `fairq_admin`.
+    """Cancel all live tasks of a queue, or only those of a group or kind, and return how many. `dry_run` only
+    counts them. Needs the rights of `fairq_admin`.
 
-    Everything that a group has waiting ends sooner by `purge_group`.
+    `purge_group` is faster for everything that a group has waiting.
     """
     return queries.cancel_many.call(**_filter(queue, group_key, kind), dry_run=bool(dry_run))
 
@@ -135,8 +134,8 @@ def retry_many(
     since: datetime | None = None,
     dry_run: bool = False,
 ) -> Call[int]:
-    """Run all failed tasks of a queue again, or those of a group, of a kind, with another outcome, that ended
-    since a time, and return how many these are. With `dry_run` only count them. Rights as for `retry`.
+    """Run the failed tasks of a queue again, and return how many. `group_key`, `kind`, `outcome` and `since`
+    choose among the ended tasks; `dry_run` only counts them. Needs the rights of `fairq_admin`.
     """
     if outcome not in ("failed", "cancelled", "expired"):
         raise UnknownOutcome(f"the outcome is {outcome!r:.60}", "failed, cancelled or expired.")
@@ -156,9 +155,9 @@ def _filter(queue: str, group_key: GroupKey | None, kind: str | None) -> dict[st
 
 # --- The calls behind them -------------------------------------------------------------------------
 
-# From the options of tasks to the call that creates them.
+# Makes the call that creates tasks, from their options.
 Make: TypeAlias = Callable[[Mapping[str, Any]], Call[T]]
-# Set by `fairq.otel`: adds headers to the options, and is there until the call has its answer.
+# Set by `fairq.otel`: adds headers to the options, and puts a span around the call.
 tracing: Callable[[Make[Any], Mapping[str, Any]], Steps[Any]] | None = None
 
 
@@ -167,7 +166,7 @@ def traced(make: Make[T], options: Mapping[str, Any]) -> Call[T] | Steps[T]:
 
 
 def create_call(group_key: GroupKey, payload: str, options: Mapping[str, Any]) -> Call[int]:
-    """`fairq.create_task` with a payload that is JSON text already."""
+    """The call of `fairq.create_task`. The payload is JSON text."""
     return queries.enqueue.call(group_key=group_text(group_key), payload=payload, **sent(options))
 
 
@@ -176,7 +175,7 @@ def create_many_call(
     options: Mapping[str, Any],
     encode_payload: Callable[[Any, str], str] = encode,
 ) -> Call[list[int]]:
-    """`fairq.create_tasks`: one array per column; those that nobody uses stay null."""
+    """The call of `fairq.create_tasks`: one array per column, null for unused columns."""
     for_all = sent(options)
     send = {name: options_of(EnqueueOptions)[name].send for name in OF_ITEMS}
     group_keys: list[str] = []
@@ -200,8 +199,8 @@ def create_many_call(
     size = sum(map(len, payloads))
     if size > LARGEST_CALL:
         raise OutOfRange(
-            f"the payloads of one call have {size:,} bytes, {LARGEST_CALL:,} are possible",
-            "Split it into several calls; in one transaction they are all or nothing as well.",
+            f"the payloads of one call have {size:,} bytes; the limit is {LARGEST_CALL:,}",
+            "Split it into several calls; in one transaction they are still all or nothing.",
         )
     columns: dict[str, Any] = {
         f"{name}_each": [values.get(position) for position in range(len(group_keys))]

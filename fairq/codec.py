@@ -1,11 +1,11 @@
-"""Payloads and results: from Python values to JSON text, and back to what a handler's annotation says.
+"""Payloads and results: Python values to JSON text, and back to the type that a handler's annotation names.
 
     encode({"file": "a.pdf", "at": datetime(...)})       -> '{"file":"a.pdf","at":"2026-…"}'
     decoder(Parse)('{"file": "a.pdf"}')                  -> Parse(file="a.pdf")
 
 | Python                                    | JSON                                         |
 |-------------------------------------------|----------------------------------------------|
-| None, bool, int, float, str, list, dict   | itself; keys must be text, numbers finite    |
+| None, bool, int, float, str, list, dict   | the same; text keys, finite numbers only     |
 | tuple, named tuple                        | array                                        |
 | set, frozenset                            | array, sorted, so that equal sets are equal  |
 | datetime, date, time                      | text, ISO 8601                               |
@@ -13,11 +13,10 @@
 | UUID, Decimal                             | text                                         |
 | Enum                                      | its value                                    |
 | dataclass, typed dict                     | object                                       |
-| pydantic model, msgspec struct            | what that library makes of it                |
+| pydantic model, msgspec struct            | what that library writes                     |
 
-Everything else is refused with the path to it. Unknown keys of an object are ignored when it is decoded, so a
-producer may be newer than a worker. pydantic and msgspec are used when a value or an annotation of theirs
-turns up, and never imported otherwise.
+Everything else is refused, with the path to it. Decoding ignores unknown keys of an object, so a producer may
+be newer than a worker. pydantic and msgspec are imported only for their own types.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ def _make_writer() -> Callable[[Any], str]:
     make = getattr(json.encoder, "c_make_encoder", None)
     if make is None:  # an interpreter without the C accelerator
         return json.JSONEncoder(allow_nan=False, separators=(",", ":"), check_circular=False).encode
-    # JSONEncoder.encode() makes this anew for every call. Made once, a small object takes 0.4 µs, not 1.9.
+    # JSONEncoder.encode() makes one per call. Made once, a small object takes 0.4 µs instead of 1.9.
     quote = json.encoder.encode_basestring_ascii
     chunks = make(None, None, quote, None, ":", ",", False, False, False)
     return lambda value: "".join(chunks(value, 0))
@@ -60,12 +59,12 @@ _write = _make_writer()
 
 
 def encode(value: Any, root: str = "payload") -> str:
-    """The JSON text of a value. Raises NotEncodable, which names the place: `payload.items[3].file`."""
+    """The JSON text of a value. Raises NotEncodable, which has the path: `payload.items[3].file`."""
     return _write(simplify(value, root))
 
 
 def encode_for(reader: Decoder, value: Any, root: str = "payload") -> str:
-    """The same, but refuses as well what that decoder would not read."""
+    """The same, but also refuses what that decoder cannot read."""
     plain = simplify(value, root)
     try:
         reader.plain(plain, root)
@@ -75,7 +74,7 @@ def encode_for(reader: Decoder, value: Any, root: str = "payload") -> str:
 
 
 def simplify(value: Any, root: str = "payload") -> Any:
-    """The value in None, bool, int, float, str, list and dict only, as `json.loads` would give it back."""
+    """The value as `json.loads` would return it: only None, bool, int, float, str, list and dict."""
     try:
         return _simplify(value)
     except _Refusal as refusal:
@@ -85,7 +84,7 @@ def simplify(value: Any, root: str = "payload") -> Any:
 
 
 class _Refusal(Exception):
-    """What is wrong, and the way to it, collected while the stack unwinds: the good case pays nothing."""
+    """What is wrong, and the path to it, collected while the stack unwinds: valid values cost nothing."""
 
     def __init__(self, reason: str) -> None:
         self.reason = reason
@@ -93,7 +92,7 @@ class _Refusal(Exception):
 
 
 def _path(root: str, steps: Sequence[str | int]) -> str:
-    """`payload.items[3]["odd key"]`, from the steps in reverse."""
+    """`payload.items[3]["odd key"]`, from the steps, last one first."""
     parts = [root]
     for step in reversed(steps):
         if isinstance(step, int):
@@ -104,7 +103,6 @@ def _path(root: str, steps: Sequence[str | int]) -> str:
 
 
 def _simplify(value: Any) -> Any:
-    """The same value of nothing but None, bool, int, float, str, list and dict."""
     cls = type(value)
     if cls is str:
         return value if value.isascii() and "\0" not in value else _text(value)
@@ -125,7 +123,7 @@ def _object(value: Mapping[Any, Any]) -> dict[str, Any]:
     plain: dict[str, Any] = {}
     for key, item in value.items():
         if not isinstance(key, str):
-            raise _Refusal(f"has the key {key!r:.60}; JSON knows only text as key")
+            raise _Refusal(f"has the key {key!r:.60}; JSON has only text keys")
         try:
             name = key if type(key) is str and key.isascii() and "\0" not in key else _text(key)
             plain[name] = _simplify(item)
@@ -153,12 +151,12 @@ def _text(value: str) -> str:
         value.encode()
     except UnicodeEncodeError:
         raise _Refusal("contains half of a surrogate pair, which is not Unicode text") from None
-    # A subclass may answer str() with something else.
+    # A subclass may override __str__.
     return str.__str__(value)
 
 
 def _integer(value: int) -> int:
-    # Python writes at most this many digits at once; and PostgreSQL reads 131072.
+    # Python refuses to convert more digits than this; PostgreSQL reads 131072.
     if value.bit_length() > 13_000:
         raise _Refusal("is an integer of more than 3900 digits")
     return int(value)
@@ -166,7 +164,7 @@ def _integer(value: int) -> int:
 
 def _number(value: float) -> float:
     if not math.isfinite(value):
-        raise _Refusal(f"is {value!r}; JSON knows only finite numbers")
+        raise _Refusal(f"is {value!r}; JSON has only finite numbers")
     return float(value)
 
 
@@ -203,14 +201,14 @@ def _simplify_other(value: Any) -> Any:
         return _array(value)
     if isinstance(value, set | frozenset):
         return sorted(_array(value), key=_write)
-    hint = " (base64 makes text of it)" if isinstance(value, bytes | bytearray | memoryview) else ""
+    hint = " (encode it, for example as base64)" if isinstance(value, bytes | bytearray | memoryview) else ""
     raise _Refusal(f"is of type {_name(cls)}, which has no JSON form{hint}")
 
 
 def _fields_to_object(value: Any, fields: Iterable[dataclasses.Field[Any]]) -> dict[str, Any]:
     try:
         found = {field.name: getattr(value, field.name) for field in fields}
-    except AttributeError as exc:  # init=False, and nobody has set it
+    except AttributeError as exc:  # init=False, and never set
         raise _Refusal(f"is a {_name(type(value))} with a field that has no value: {exc.name}") from exc
     return _object(found)
 
@@ -245,7 +243,7 @@ _raw_decode = json.JSONDecoder().raw_decode
 
 
 def _loads(text: str | bytes) -> Any:
-    """`json.loads`, in half the time for text without spaces around it, as the database sends it."""
+    """`json.loads`, in half the time for text without surrounding spaces, as the database sends it."""
     if type(text) is str and text[:1] not in " \t\n\r\ufeff":
         value, end = _raw_decode(text)
         if end == len(text):
@@ -255,7 +253,7 @@ def _loads(text: str | bytes) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class Decoder:
-    """Reads one annotation. Call it with JSON text; `plain` takes what `json.loads` made of it."""
+    """Decodes values of one annotation: JSON text when called, `plain` what `json.loads` returned."""
 
     annotation: Any
     _read: Read | None
@@ -281,7 +279,7 @@ class Decoder:
 
 
 def decoder(annotation: Any) -> Decoder:
-    """The decoder of an annotation. Raises ConfigurationError when there is none."""
+    """The decoder of an annotation. Raises ConfigurationError if there is none."""
     try:
         return _cached_decoder(annotation)
     except TypeError:  # not hashable: Annotated[int, [...]]
@@ -289,7 +287,7 @@ def decoder(annotation: Any) -> Decoder:
 
 
 def fields_decoder(fields: Iterable[tuple[str, Any, bool]]) -> Decoder:
-    """The decoder of an object, from the name and annotation of each field, and whether it must be there."""
+    """The decoder of an object, from the name and annotation of each field, and whether it is required."""
     readers = [(name, _reader(annotation), required) for name, annotation, required in fields]
     return Decoder(dict[str, Any], _fields_of(lambda: readers))
 
@@ -300,7 +298,7 @@ def _cached_decoder(annotation: Any) -> Decoder:
 
 
 def _reader(annotation: Any) -> Read | None:
-    """How to read a value of that type; None: take it as it is."""
+    """How to read a value of that type; None: take it unchanged."""
     if annotation in (Any, object) or isinstance(annotation, TypeVar):
         return None
     if annotation is None:
@@ -310,7 +308,7 @@ def _reader(annotation: Any) -> Read | None:
     if hasattr(annotation, "__value__") and type(annotation).__name__ == "TypeAliasType":
         return _reader(annotation.__value__)
     origin, args = get_origin(annotation), get_args(annotation)
-    # An annotation with constraints, of a library that knows them, is read by that library.
+    # Constraints in an annotation are checked by the library they come from.
     if origin is Annotated:
         return _pydantic_reader(annotation) if _has_pydantic(args[1:]) else _reader(args[0])
     if origin is Union or origin is types.UnionType:
@@ -344,7 +342,7 @@ def _container(annotation: Any, cls: type, args: tuple[Any, ...]) -> Read | None
         return _list_of(args[0] if args else Any, _LISTS[cls])
     if cls in (dict, Mapping, MutableMapping):
         if args and args[0] not in (str, Any):
-            raise ConfigurationError(f"{annotation!r} cannot be decoded: JSON knows only text as key", _HINT)
+            raise ConfigurationError(f"{annotation!r} cannot be decoded: JSON has only text keys", _HINT)
         return _dict_of(args[1] if args else Any)
     return None
 
@@ -368,7 +366,7 @@ def _record(annotation: Any, cls: type) -> Read:
     raise ConfigurationError(f"{_name(annotation)} cannot be decoded from JSON", _HINT)
 
 
-# Each says what it wanted and what it got, and nothing about where: that is added on the way out.
+# Each reader says what it expected and what it got. The path is added on the way out.
 
 
 def _wanted(what: str, value: Any) -> _Refusal:
@@ -378,7 +376,7 @@ def _wanted(what: str, value: Any) -> _Refusal:
 
 
 def _scalar(what: str, kinds: type | tuple[type, ...], make: Callable[[Any], Any] | None = None) -> Read:
-    """What is made of values of these kinds. True is an int, and is not meant where one is."""
+    """Reads values of these kinds. A bool is accepted only where bool is the kind."""
 
     def read(value: Any) -> Any:
         if not isinstance(value, kinds) or isinstance(value, bool) != (kinds is bool):
@@ -398,7 +396,7 @@ def _decimal(value: float | str) -> Decimal:
     return found
 
 
-# 1.0 is written as 1 by many, and by jsonb it is not changed: 1.0 stays 1.0.
+# Many encoders write 1.0 as 1.
 _NUMBER = (int, float)
 _SCALARS: dict[type, Read] = {
     str: _scalar("a text", str),
@@ -470,7 +468,7 @@ def _dict_of(annotation: Any) -> Read:
 
 
 def _union(annotations: tuple[Any, ...]) -> Read:
-    """The first member that fits, in the order written."""
+    """Reads the first member that fits, in the order of the annotation."""
     readers = [_reader(each) for each in annotations]
 
     def read_union(value: Any) -> Any:
@@ -486,7 +484,7 @@ def _union(annotations: tuple[Any, ...]) -> Read:
                 return read(value)
             except _Refusal as refusal:
                 refusals.append(refusal)
-        if len(refusals) == 1:  # Optional[…]: the reason of the one that counts
+        if len(refusals) == 1:  # Optional[…]: the reason of the only other member
             raise refusals[0]
         raise _wanted(" or ".join(_name(each) for each in annotations), value)
 
@@ -521,12 +519,12 @@ def _enum(cls: type[enum.Enum]) -> Read:
     return read_enum
 
 
-# Of each field: its name, how to read it, whether it must be there.
+# For each field: its name, how to read it, whether it is required.
 _Fields = Sequence[tuple[str, Read | None, bool]]
 
 
 def _fields_of(build: Callable[[], _Fields]) -> Callable[[Any], dict[str, Any]]:
-    # They are looked at when the first value comes: a class may hold itself.
+    # Built with the first value, because a class may refer to itself.
     fields = lru_cache(build)
 
     def read(value: Any) -> dict[str, Any]:
@@ -546,7 +544,7 @@ def _fields_of(build: Callable[[], _Fields]) -> Callable[[Any], dict[str, Any]]:
 def _hints(cls: Any) -> dict[str, Any]:
     try:
         return typing.get_type_hints(cls, include_extras=True)
-    except Exception as exc:  # they are code: any error is possible
+    except Exception as exc:  # annotations are code: any error is possible
         raise ConfigurationError(f"the annotations of {_name(cls)} cannot be resolved: {exc}") from exc
 
 
@@ -569,7 +567,7 @@ def _dataclass(cls: type) -> Read:
         given = fields(value)
         try:
             return cls(**given)
-        except (TypeError, ValueError) as exc:  # of the class's own __post_init__
+        except (TypeError, ValueError) as exc:  # from the class's own __post_init__
             raise _Refusal(f"is refused by {_name(cls)}: {exc}") from exc
 
     return read_dataclass
@@ -606,7 +604,7 @@ def _pydantic_reader(annotation: Any) -> Read:
 
     def read(value: Any) -> Any:
         try:
-            # As JSON, not as Python: strict models, too, read a datetime from text there.
+            # As JSON: there even strict models read a datetime from text.
             return adapter.validate_json(json.dumps(value))
         except pydantic.ValidationError as exc:
             first = exc.errors(include_url=False, include_input=False)[0]

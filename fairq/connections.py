@@ -1,14 +1,13 @@
-"""One way to run a statement on every kind of connection that an application may hand us.
+"""Run a statement on any kind of connection that an application may pass.
 
-`on_connection` is the way of every public function from its arguments to a connection.
+Every public function reaches its connection through `on_connection`. The caller owns the connection and its
+transaction: nothing here commits, rolls back, or changes a setting. Libraries are looked up among the modules
+already imported, because whoever passes a library's connection has imported it.
 
-The caller owns the connection and its transaction. Nothing here commits, rolls back, or changes a setting.
-A library is looked for among the modules already imported: who passes its connection has imported it.
-
-The statements are those of `sql/queries`, by way of the generated `fairq.queries`. psycopg connections run
-the generated calls as they are. The others get the same text, with parameters that every driver can send:
-None, bool, int, float, str, and lists of those. `client.sql` casts each one (`$2::text::jsonb`), so no driver
-has to know a type, and no codec that the application set is in the way.
+The statements come from `sql/queries`, through the generated `fairq.queries`. psycopg connections run the
+generated calls as they are. The others run the same text, with parameters that every driver can send: None,
+bool, int, float, str, and lists of those. `client.sql` casts each parameter (`$2::text::jsonb`), so drivers
+need not know any type, and the application's own codecs do not interfere.
 """
 
 from __future__ import annotations
@@ -55,7 +54,7 @@ class Psycopg2Connection(Protocol):
 
 
 class AsyncpgConnection(Protocol):
-    """What we use of a connection of asyncpg, or of a pool: there, each call is a transaction of its own."""
+    """What we use of a connection or pool of asyncpg. On a pool each call is a transaction of its own."""
 
     def fetch(self, query: str, /, *args: Any) -> Coroutine[Any, Any, Any]: ...
 
@@ -74,26 +73,27 @@ T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
 
-# --- From a call to a connection -------------------------------------------------------------------
-# Written once, as coroutines: those of a sync connection wait for nothing, and are run on the spot. `wait` is
-# what makes an answer of what a library returns.
+# --- From a call to a connection ------------------------------------------------------------------- Written
+# once, as coroutines. On a sync connection a coroutine never waits, and runs on the spot. `wait` turns what a
+# library returns into the answer.
 
 
 async def at_once(answer: Any) -> Any:
-    """For a sync connection."""
+    """The `wait` of sync connections."""
     return answer
 
 
 async def awaited(answer: Any) -> Any:
-    """For an async one."""
+    """The `wait` of async connections."""
     return await answer
 
 
 Wait: TypeAlias = Callable[[Any], Awaitable[Any]]
-# What sends a call; and a step, which does something else on the connection: a wait, a look at it.
+# Sends a call.
 Send: TypeAlias = Callable[[Any, Call[Any], Wait], Awaitable[Any]]
+# Does something else on the connection, such as waiting.
 Step: TypeAlias = Callable[[Any, Wait], Awaitable[Any]]
-# Several calls and steps that need each other's answers, apart from how they are sent.
+# Several calls and steps that need each other's answers. It yields them; the caller sends them.
 Steps: TypeAlias = Generator[Call[Any] | Step, Any, T]
 
 
@@ -109,8 +109,8 @@ class OnConnection(Protocol[P, T_co]):
 
 
 def on_connection(make: Callable[P, Call[T] | Steps[T]]) -> OnConnection[P, T]:
-    """The function that makes a call and runs it on the connection that it gets as its first argument."""
-    # As it is called: `fairq.enqueue`, `testing.drain`.
+    """Turn a function that makes a call into one that takes a connection first, and runs the call on it."""
+    # The public name: `fairq.enqueue`, `fairq.testing.drain`.
     home = make.__module__ if make.__module__ == "fairq.testing" else "fairq"
     name = f"{home}.{make.__name__}"
 
@@ -133,7 +133,7 @@ def run(
 ) -> T | Coroutine[Any, Any, T]:
     """Run a call, or steps, on a connection; on an async one, return a coroutine that does.
 
-    `name` is what Python calls the coroutine when nobody awaits it.
+    `name` is the coroutine's name in the warning about a forgotten `await`.
     """
     send, wait = _way(conn)
     running: Any = _run(send, conn, work, wait)
@@ -159,7 +159,7 @@ async def _run(send: Send, conn: Any, work: Call[T] | Steps[T], wait: Wait) -> A
         answer, error = None, None
         try:
             answer = await _do(send, conn, step, wait)
-        except BaseException as exc:  # the steps know what to do about it
+        except BaseException as exc:  # raised inside the steps
             error = exc
 
 
@@ -171,16 +171,16 @@ async def _do(send: Send, conn: Any, step: Call[Any] | Step, wait: Wait) -> Any:
 
 
 def is_async(conn: object) -> bool:
-    """Whether calls on this connection are awaited. Raises UnsupportedConnection for anything unknown."""
+    """Whether calls on this connection are awaited. Raises UnsupportedConnection for unknown kinds."""
     return _way(conn)[1] is awaited
 
 
 # --- psycopg ---------------------------------------------------------------------------------------
-# On a cursor of its own: any row factory, cursor factory or pipeline is left alone.
+# On a cursor of its own, so the connection's row factory, cursor factory and pipeline do not matter.
 
-# psycopg prepares what is sent five times. Behind a pooler that hands out connections by transaction the next
-# call meets a session that does not know the statement, or knows another one by its name. So only what proves
-# to be a session prepares (90 µs a call instead of 150), and it is asked when that begins to matter.
+# psycopg prepares a statement that was sent five times. Behind a pooler in transaction mode the next call may
+# run in a session that does not have the statement, or has another one under its name. So only a connection
+# that proves to be one session prepares (90 µs a call instead of 150). It is checked at the fifth call.
 _ASK_AT = 5
 _calls: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 _sessions: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
@@ -188,7 +188,7 @@ _PID = queries.backend_pid.call()
 
 
 async def is_session(conn: Any, wait: Wait) -> bool:
-    """Whether a connection of psycopg leads to one session of the server, and not to a pooler's."""
+    """Whether a connection of psycopg is one session of the server, not a pooler's."""
     if conn not in _sessions:
         _sessions[conn] = await wait(driver.run(conn, _PID, False)) == conn.info.backend_pid
     return _sessions[conn]
@@ -209,7 +209,7 @@ _COMMENT = re.compile(r"^--.*\n", re.MULTILINE)
 
 
 def _plain(value: Any) -> Any:
-    """A parameter without psycopg's remarks about its type."""
+    """A parameter without psycopg's type wrappers."""
     if isinstance(value, driver.Typed):
         value = value.value
     if isinstance(value, int) and not isinstance(value, bool):
@@ -218,7 +218,7 @@ def _plain(value: Any) -> Any:
 
 
 def _answer(call: Call[T], rows: Iterable[Any]) -> T:
-    """What psycopg's side would have made of the rows."""
+    """The answer of a call, as `driver.run` would make it from these rows."""
     # The generated factories call the row's class, and look at no cursor.
     make = call.statement.row(None)
     answer: Any = [make(tuple(row)) for row in rows]
@@ -228,15 +228,12 @@ def _answer(call: Call[T], rows: Iterable[Any]) -> T:
 
 
 # --- SQLAlchemy ------------------------------------------------------------------------------------
-# text() on the connection, so that SQLAlchemy knows of the transaction.
+# Through text() on the connection, so that SQLAlchemy knows of the transaction.
 
 
 @lru_cache(maxsize=64)
 def _alchemy_text(sql: LiteralString) -> Any:
-    """The statement for SQLAlchemy.
-
-    Its parameters have no type: drivers then ask the server, which sees the cast.
-    """
+    """The statement for SQLAlchemy. Its parameters have no type: the server sees the cast."""
     from sqlalchemy import bindparam, text
     from sqlalchemy.types import NullType
 
@@ -263,7 +260,7 @@ async def _alchemy_session(session: Any, call: Call[Any], wait: Wait) -> Any:
 
 @lru_cache(maxsize=64)
 def _formatted_text(sql: LiteralString) -> tuple[str, tuple[int, ...]]:
-    """The statement with %s, and which parameter stands at each: one that is named twice is passed twice."""
+    """The statement with %s, and the index of the parameter for each: one used twice is passed twice."""
     sql = _COMMENT.sub("", sql)
     order = tuple(int(number) - 1 for number in _NUMBERED.findall(sql))
     return _NUMBERED.sub("%s", sql.replace("%", "%%")), order
@@ -289,7 +286,7 @@ async def _asyncpg(conn: Any, call: Call[Any], wait: Wait) -> Any:
     return _answer(call, await conn.fetch(call.statement.sql, *map(_plain, call.params)))
 
 
-# --- Which way ------------------------------------------------------------------------------------
+# --- Kinds of connections -------------------------------------------------------------------------
 
 _WAYS: tuple[tuple[str, str, Send, Wait], ...] = (
     ("psycopg", "Connection", _psycopg, at_once),
@@ -307,7 +304,7 @@ _WAYS: tuple[tuple[str, str, Send, Wait], ...] = (
     ("asyncpg.pool", "PoolConnectionProxy", _asyncpg, awaited),
     ("asyncpg.pool", "Pool", _asyncpg, awaited),
 )
-# A class never changes its kind, but a library may be imported later: only what was found is kept.
+# Caches only what was found, because a library may be imported later.
 _ways: dict[type, tuple[Send, Wait]] = {}
 
 
@@ -323,5 +320,5 @@ def _way(conn: object) -> tuple[Send, Wait]:
     raise UnsupportedConnection(
         f"{cls.__module__}.{cls.__qualname__} is not a connection that fairq knows",
         "Pass a connection of psycopg, asyncpg or Django, or a Connection or Session of SQLAlchemy, "
-        "sync or async. Of a pool of psycopg, take a connection first.",
+        "sync or async. From a pool of psycopg, take a connection first.",
     )

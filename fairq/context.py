@@ -1,4 +1,4 @@
-"""What a handler may know about its attempt, and say about it."""
+"""The context of a handler: what it may know about its attempt, and say about it."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ T = TypeVar("T")
 class Cancellation:
     """Tells a handler to stop. True once it should: `if ctx.cancelled: …`.
 
-    A thread waits with `ctx.cancelled.wait(seconds)`, a coroutine with `await ctx.cancelled`.
+    A thread waits for that with `ctx.cancelled.wait(seconds)`, a coroutine with `await ctx.cancelled`.
     `reason` is "cancelled", "timeout" or "shutdown".
     """
 
@@ -50,7 +50,7 @@ class Cancellation:
         return self._event.is_set()
 
     def set(self, reason: str = "cancelled") -> None:
-        """For the worker, from any thread. Only the first reason counts."""
+        """For the worker. Thread-safe. Only the first reason counts."""
         with self._lock:
             if self._event.is_set():
                 return
@@ -58,11 +58,11 @@ class Cancellation:
             self._event.set()
             waiting, self._waiting = self._waiting, []
         for loop, future in waiting:
-            with contextlib.suppress(RuntimeError):  # its loop is closed: nobody waits any more
+            with contextlib.suppress(RuntimeError):  # its loop is closed
                 loop.call_soon_threadsafe(_resolve, future)
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Block this thread until it is set, or the time is over. Says whether it is set."""
+        """Block this thread until it is set, at most `timeout` seconds. Return whether it is set."""
         return self._event.wait(timeout)
 
     def raise_if_set(self) -> None:
@@ -104,24 +104,24 @@ class Context:
     kind: str
     worker_id: int
     user_key: str | None = None
-    """Whose task it is among those of its group; None: it names nobody."""
+    """The user, inside the group; None: none."""
     headers: Mapping[str, Any] = field(default_factory=dict)
     deadline: datetime | None = None
     """When the attempt times out; None: never."""
     cancelled: Cancellation = field(default_factory=Cancellation)
     last_progress: Progress | None = None
     charged: float | None = None
-    """What the attempt has used so far, by `charge`."""
+    """What the attempt has charged so far."""
     over: bool = False
-    """The attempt has ended, for whoever runs the handler."""
+    """The attempt has ended, as far as the worker is concerned."""
     finished_in: bool = False
-    """The handler ended the task in a transaction of its own. Whether that one commits is another matter."""
+    """The handler called `finish_in`. Its transaction may still roll back."""
     on_progress: Callable[[Context], None] | None = None
-    """Set by who runs the handler; called in the handler's thread after each report or charge."""
+    """Called in the handler's thread after each report or charge."""
     state: Any = None
-    """What the app's lifespan made for this worker process."""
+    """What the app's lifespan opened for this worker process."""
     session: Any = None
-    """Where the task declares one: a connection, or a session, whose transaction ends with the task."""
+    """The task's session, if it declares one. Its transaction commits together with the task's end."""
 
     @classmethod
     def of(
@@ -131,7 +131,7 @@ class Context:
         on_progress: Callable[[Context], None] | None = None,
         state: Any = None,
     ) -> Context:
-        """The context of a task just popped; who runs it says until when."""
+        """The context of a popped task. The caller sets the deadline."""
         headers = json.loads(row.headers or "null")
         return cls(
             id=row.id,
@@ -153,13 +153,13 @@ class Context:
 
     @property
     def scheduled_for(self) -> datetime | None:
-        """The tick, of a task that a schedule created."""
+        """The tick, if a schedule created the task."""
         tick = self.headers.get("scheduled_for")
         return None if tick is None else datetime.fromisoformat(tick)
 
     def progress(self, done: float, total: float | None = None, note: Any = None) -> None:
         """Report how far the work is. Cheap: only the newest report is sent, with the worker's next turn."""
-        # A copy: the handler may go on with its note while the report waits for the next turn.
+        # A copy: the handler may change its note before the next turn.
         note = simplify(note, "note")
         self.last_progress = Progress(
             _amount("done", done), None if total is None else _amount("total", total), note
@@ -168,11 +168,10 @@ class Context:
             self.on_progress(self)
 
     def charge(self, amount: float) -> None:
-        """Say that the attempt used so much more: tokens, pages, whatever a queue with `fairness = "cost"`
-        shares.
+        """Add to what the attempt used: tokens, pages, whatever a queue with `fairness = "cost"` shares.
 
-        Amounts add up, from any thread, and the end of the attempt settles them. What an attempt charged that
-        fails or is lost counts. Without a word a task counts as what was expected of it.
+        Thread-safe. The sum is settled when the attempt ends, also when it fails or is lost. An attempt that
+        charges nothing counts as its expected cost.
         """
         with _charging:
             total = (self.charged or 0.0) + _used(amount)
@@ -180,7 +179,7 @@ class Context:
                 raise InvalidCost(f"task {self.id} charges {total:g} in all", _CHARGE_HINT)
             if self.finished_in or self.over:
                 raise NotHeld(
-                    f"attempt {self.attempt} of task {self.id} has ended, and what it used is settled",
+                    f"attempt {self.attempt} of task {self.id} has ended, and its charges are settled",
                     "Call ctx.charge() before ctx.finish_in(), and before the handler returns.",
                 )
             self.charged = total
@@ -195,8 +194,8 @@ class Context:
         group_key: GroupKey | None = None,
         **options: Unpack[TaskOptions],
     ) -> Any:
-        """Create a task in the transaction of `ctx.session`, of the same group and user unless another group
-        is named: it exists if this one ends well. Returns its id; with an async session, await it.
+        """Create a task in the transaction of `ctx.session`: it exists only if that commits. Without a
+        `group_key` it has this task's group and user. Returns the id; with an async session, a coroutine.
         """
         if self.session is None:
             raise ConfigurationError(
@@ -213,17 +212,16 @@ class Context:
     @overload
     def finish_in(self, conn: AsyncConnection, result: Any = ...) -> Coroutine[Any, Any, None]: ...
     def finish_in(self, conn: Any, result: Any = None) -> Coroutine[Any, Any, None] | None:
-        """End the task as succeeded in the transaction of `conn`: what else that does and this end commit
+        """End the task as succeeded in the transaction of `conn`, so that your changes and this end commit
         together.
 
-        Call it last, and commit before the handler returns. When that transaction rolls back the task is not
-        ended, and gets another attempt. Raises NotHeld, so that nothing commits, when the attempt is not this
-        worker's any more.
+        Call it last, and commit before the handler returns. If the transaction rolls back, the task gets
+        another attempt. Raises NotHeld if this worker no longer holds the attempt: then let nothing commit.
         """
         return run(conn, self.success(result), "fairq.Context.finish_in")  # type: ignore[no-any-return]
 
     def success(self, result: Any) -> Call[None]:
-        """What `finish_in` sends."""
+        """The call of `finish_in`."""
         try:
             text = None if result is None else encode(result, "result")
         except NotEncodable as exc:
@@ -232,19 +230,18 @@ class Context:
 
     def _finished(self, accepted: bool) -> None:
         if not accepted:
-            hint = "Let the exception pass, so that your transaction rolls back: somebody else does the work."
+            hint = "Let the exception pass, so that your transaction rolls back: another worker has the task."
             if self.finished_in:
-                hint = "ctx.finish_in() ended it before. Call it once, as the last thing before the commit."
+                hint = "ctx.finish_in() was called before. Call it once, last before the commit."
             raise NotHeld(
-                f"attempt {self.attempt} of task {self.id} is not held by worker {self.worker_id} any more",
-                hint,
+                f"worker {self.worker_id} no longer holds attempt {self.attempt} of task {self.id}", hint
             )
         self.finished_in = True
 
 
-# What an attempt may use in all; the engine asks the same.
+# The most that an attempt may charge; the engine checks the same.
 MOST_CHARGED: Final = 1e9
-_CHARGE_HINT: Final = f"What the handler used: 0 to {MOST_CHARGED:.0f}, in the unit of the queue's choice."
+_CHARGE_HINT: Final = f"Charge what the handler used, in the queue's unit: 0 to {MOST_CHARGED:.0f}."
 _charging = threading.Lock()
 
 
@@ -259,14 +256,14 @@ def _amount(what: str, value: Any) -> float:
     amount = _number(value)
     if not math.isfinite(amount):
         raise ConfigurationError(
-            f"the progress is reported with {what}={value!r:.60}, which is not a number",
-            "ctx.progress(pages_read, pages): how much is done, and of how much, if that is known.",
+            f"ctx.progress() got {what}={value!r:.60}, which is not a number",
+            "Say how much is done and, if known, of how much: ctx.progress(pages_read, pages).",
         )
     return amount
 
 
 def _number(value: Any) -> float:
-    """NaN where it is none."""
+    """The value as a float; NaN if it is no number."""
     try:
         return float(value)
     except (TypeError, ValueError, OverflowError):
@@ -274,7 +271,7 @@ def _number(value: Any) -> float:
 
 
 def finish_call(ctx: Context, outcome: Outcome) -> Call[bool]:
-    """`fairq.finish_tasks` for one attempt; true when it was accepted."""
+    """The call that ends one attempt; its answer is whether the end was accepted."""
     return queries.finish_one.call(
         worker_id=ctx.worker_id,
         id=ctx.id,

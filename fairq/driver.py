@@ -1,12 +1,11 @@
-"""What generated calls run on: they are sent over psycopg connections, and their answers are read.
+"""The runtime of generated calls: sends them over psycopg connections and reads the answers.
 
     orders.add_order(conn, customer="bob")                  # on a psycopg connection
-    await orders.add_order(aconn, customer="bob")           # on an asynchronous one
+    await orders.add_order(aconn, customer="bob")           # on an async one
     run_pipeline(conn, orders.add_order.call(customer="bob"), …)
 
-Every call has a cursor of its own with adapters of its own: whatever a connection was told
-about rows, cursors and types (by Django, SQLAlchemy or an application) changes neither what is
-sent nor what comes back.
+Each call has its own cursor with its own adapters, so the connection's row factory, cursor factory and type
+adapters (set by Django, SQLAlchemy or an application) change neither what is sent nor what comes back.
 """
 
 from __future__ import annotations
@@ -60,15 +59,15 @@ _AnyCursor: TypeAlias = "psycopg.Cursor[Any] | psycopg.AsyncCursor[Any]"
 
 # ---------------------------------------------------------------------- types
 
-# For statements: psycopg's own adapters; a type that only this database has arrives as text.
+# For statements: psycopg's own adapters. Types that only this database has arrive as text.
 _adapters = AdaptersMap(psycopg.adapters)
 _adapters.register_loader(0, TextBinaryLoader)
 # The same, but JSON stays text.
 _raw_adapters = AdaptersMap(_adapters)
 _raw_adapters.register_loader("json", TextLoader)
 _raw_adapters.register_loader("jsonb", TextLoader)
-# For the types of this database. Their numbers are our own and never sent: the real ones
-# differ from one database to the next.
+# For the types of this database. Their numbers are our own and never sent, because the real ones differ from
+# one database to the next.
 _types = AdaptersMap(_adapters)
 _numbers = itertools.count(4_200_000_000, 4)
 
@@ -77,11 +76,11 @@ _Cursor = TypeVar("_Cursor", bound="psycopg.RawCursor[Any] | psycopg.AsyncRawCur
 
 
 def _cursor(base: type[_Cursor], adapters: AdaptersMap) -> type[_Cursor]:
-    """Such cursors with adapters of their own, whatever their connection was told."""
+    """A cursor class with these adapters, whatever its connection has."""
     return type(base.__name__, (base,), {"adapters": property(lambda self: adapters)})
 
 
-# Of statements, sync and async; with raw JSON, and without.
+# By whether JSON stays text: the cursors of statements, sync and async.
 _cursors = {
     raw: (_cursor(psycopg.RawCursor, adapters), _cursor(psycopg.AsyncRawCursor, adapters))
     for raw, adapters in ((False, _adapters), (True, _raw_adapters))
@@ -112,13 +111,13 @@ class Typed:
 
 
 class Text(Typed):
-    """A parameter sent as text, whose type the server knows from where it stands."""
+    """A parameter sent as text; the server takes its type from the statement."""
 
     __slots__ = ()
 
 
 class _Dumper(RecursiveDumper):
-    """Finds the dumper by the parameter's type, not by its value's class."""
+    """Chooses psycopg's dumper by the parameter's type, not by its value's class."""
 
     format = pq.Format.BINARY
 
@@ -150,7 +149,7 @@ class _TextDumper(_Dumper):
 
 
 def _as_list(value: Any) -> Any:
-    # psycopg takes only lists for arrays. Text and multiranges are sequences, too.
+    # psycopg takes only lists as arrays. Text and multiranges are sequences too.
     if isinstance(value, _NOT_ARRAYS) or not isinstance(value, Sequence):
         return value
     return list(value)
@@ -167,7 +166,7 @@ def maybe(wrapper: Callable[[Any], Any], value: Any) -> Any:
 
 
 def each(wrapper: Callable[[Any], Any], values: Iterable[Any] | None) -> Any:
-    """The values, each wrapped; None stays None."""
+    """The wrapped values; None stays None."""
     if values is None:
         return None
     return [None if value is None else wrapper(value) for value in values]
@@ -184,7 +183,7 @@ def jsonb_text(value: str) -> Jsonb:
 
 
 def enum_type(cls: type[enum.Enum]) -> int:
-    """The number of an enum; that of its arrays is the next one."""
+    """Register an enum and return its number; that of its arrays is the next one."""
     number = next(_numbers)
     info = EnumInfo(cls.__name__, number, number + 1, [each.value for each in cls])
     register_enum(info, _types, cls, mapping={each: each.value for each in cls})
@@ -192,7 +191,7 @@ def enum_type(cls: type[enum.Enum]) -> int:
 
 
 def composite_type(cls: type, fields: tuple[str, ...], types: tuple[int, ...]) -> int:
-    """The number of a composite type; that of its arrays is the next one."""
+    """Register a composite type and return its number; that of its arrays is the next one."""
     number = next(_numbers)
     info = CompositeInfo(cls.__name__, number, number + 1, field_names=fields, field_types=types)
 
@@ -204,7 +203,7 @@ def composite_type(cls: type, fields: tuple[str, ...], types: tuple[int, ...]) -
         info,
         _types,
         cls,
-        # `()` is no field at all, or one that is NULL.
+        # `()` is a value without fields, or with one that is NULL.
         make_object=lambda values, _: cls(*(values or [None] * len(fields))),
         make_sequence=lambda whole, _: values(whole),
     )
@@ -212,7 +211,7 @@ def composite_type(cls: type, fields: tuple[str, ...], types: tuple[int, ...]) -
 
 
 def _field(value: Any, type: int) -> Any:
-    # Inside a composite psycopg goes by the value's class, which says nothing of JSON.
+    # Inside a composite psycopg goes by the value's class, which does not tell JSON.
     if type in _JSON_TYPES:
         return maybe(Json, value)
     if type in _JSON_ARRAYS:
@@ -225,7 +224,7 @@ _JSON_ARRAYS = (199, 3807)
 
 
 def range_type(name: str, subtype: int) -> int:
-    """The number of a range; then come its arrays, its multirange, and arrays of that."""
+    """Register a range and return its number; the next are its arrays, its multirange, and arrays of that."""
     number = next(_numbers)
     register_range(RangeInfo(name, number, number + 1, subtype_oid=subtype), _types)
     info = MultirangeInfo(f"{name}s", number + 2, number + 3, range_oid=number, subtype_oid=subtype)
@@ -252,7 +251,7 @@ Params: TypeAlias = tuple[Any, ...]
 
 
 class Statement(Generic[T]):
-    """SQL, and how its result is read. `T` is what a call of it returns.
+    """SQL, and how its result is read. `T` is the type of the answer.
 
     It decorates the function that makes its parameters:
 
@@ -288,10 +287,10 @@ class Call(NamedTuple, Generic[T_co]):
     statement: Statement[Any]
     params: Params = ()
     read: Callable[[Any], T_co] | None = None
-    """What is made of the answer; None: nothing, it is the answer that counts."""
+    """Converts the answer; None: unchanged."""
 
     def then(self, read: Callable[[T_co], U]) -> Call[U]:
-        """The same call, and what is made of its answer."""
+        """The same call, with its answer converted by `read`."""
         before = self.read
         made = read if before is None else lambda answer: read(before(answer))
         return Call(self.statement, self.params, made)
@@ -312,16 +311,16 @@ class Query(Generic[P, T]):
         self, conn: AsyncConnection, /, *args: P.args, **kwargs: P.kwargs
     ) -> Coroutine[Any, Any, T]: ...
     def __call__(self, conn: Any, /, *args: P.args, **kwargs: P.kwargs) -> Any:
-        """Send it and return what came back; on an asynchronous connection, when it is awaited."""
+        """Send the call and return its answer; on an async connection, a coroutine."""
         return run(conn, Call(self.statement, self.params(*args, **kwargs)))
 
     def call(self, /, *args: P.args, **kwargs: P.kwargs) -> Call[T]:
-        """Only build the call, for a pipeline."""
+        """Build the call without sending it, for a pipeline."""
         return Call(self.statement, self.params(*args, **kwargs))
 
 
 class Result(NamedTuple):
-    """What the server says about a command: `INSERT 0 3`, and the 3."""
+    """The server's command tag, such as `INSERT 0 3`, and the number of rows."""
 
     status: str
     rows: int
@@ -334,7 +333,7 @@ def run(conn: AsyncConnection, call: Call[T], prepare: bool | None = ...) -> Cor
 def run(
     conn: Connection | AsyncConnection, call: Call[T], prepare: bool | None = None
 ) -> T | Coroutine[Any, Any, T]:
-    """Send one call and wait for its result. `prepare` as in psycopg's `execute`."""
+    """Send one call and wait for its result. `prepare` is that of psycopg's `execute`."""
     if isinstance(conn, psycopg.AsyncConnection):
         return _run_async(conn, call, prepare)
     statement, params, _ = call
@@ -347,7 +346,7 @@ def run(
     elif command == "one" or command == "the":
         rows = cursor.fetchone()
     elif command != "exec" and cursor.pgresult is None:
-        # Ends with a sync: then the pipeline around us has answered.
+        # Leaving it synchronises the surrounding pipeline, which then has answered.
         with conn.pipeline():
             pass
     return _answer(cursor, call, rows)
@@ -370,11 +369,11 @@ async def _run_async(conn: AsyncConnection, call: Call[T], prepare: bool | None)
 
 
 def _answer(cursor: _AnyCursor, call: Call[T], rows: Any) -> T:
-    """What a call returns, from what was fetched and what the server says about the command."""
+    """What a call returns, from the fetched rows and the server's command tag."""
     command = call.statement.command
     if command == "the":
         if rows is None and not cursor.rowcount:
-            raise psycopg.DataError("the statement returned no row, though it is said to have one always")
+            raise psycopg.DataError("the statement returned no row, but is declared to always return one")
     elif command == "execrows":
         rows = cursor.rowcount
     elif command == "execresult":
@@ -386,10 +385,7 @@ def _answer(cursor: _AnyCursor, call: Call[T], rows: Any) -> T:
 
 
 class Sent(Generic[T]):
-    """A call on its way in a pipeline.
-
-    `result()` reads it once the pipeline has been synchronised or left.
-    """
+    """A call sent in a pipeline. `result()` reads its answer once the pipeline was synchronised or left."""
 
     __slots__ = ("_call", "_cursor")
 
@@ -402,10 +398,10 @@ class Sent(Generic[T]):
         rows: Any = None
         if cursor.pgresult is None:
             raise psycopg.InterfaceError(
-                "no result yet: leave the pipeline, or call its sync(), before reading"
+                "there is no result yet: leave the pipeline first, or call its sync()"
             )
         if statement.command in ("many", "one", "the"):
-            # What fetchall() does, without waiting: the rows are here, on either cursor.
+            # What fetchall() does, but without waiting, on sync and async cursors alike.
             reader = Transformer(cursor)
             reader.set_pgresult(cursor.pgresult)
             count, many = cursor.pgresult.ntuples, statement.command == "many"
@@ -431,8 +427,8 @@ async def send_async(conn: AsyncConnection, call: Call[T]) -> Sent[T]:
     return Sent(cursor, call)
 
 
-# The results of two or three calls keep their types one by one. Of more they have the one type that all of
-# them share, or `object`: never Any. `send` keeps the type of each, however many there are.
+# The results of two or three calls keep their own types. More calls have one common type, or `object`, never
+# Any. `send` keeps the type of each, however many there are.
 @overload
 def run_pipeline(conn: Connection, a: Call[T1], b: Call[T2], /) -> tuple[T1, T2]: ...
 @overload
@@ -444,7 +440,7 @@ def run_pipeline(
 def run_pipeline(conn: Connection, /, *calls: Call[Any]) -> tuple[Any, ...]:
     """Send several calls and read their results in one round trip.
 
-    On a connection in autocommit mode they are one transaction: when one fails, none has happened.
+    On a connection in autocommit mode they are one transaction: all of them happen, or none.
     """
     with conn.pipeline():
         sent = [send(conn, call) for call in calls]
@@ -462,7 +458,7 @@ async def run_pipeline_async(
     conn: AsyncConnection, a: Call[T], b: Call[T], c: Call[T], d: Call[T], /, *more: Call[T]
 ) -> tuple[T, ...]: ...
 async def run_pipeline_async(conn: AsyncConnection, /, *calls: Call[Any]) -> tuple[Any, ...]:
-    """Send several calls and read their results in one round trip, as `run_pipeline` does."""
+    """`run_pipeline` for an async connection."""
     async with conn.pipeline():
         sent = [await send_async(conn, call) for call in calls]
     return tuple(each.result() for each in sent)
@@ -472,7 +468,7 @@ async def run_pipeline_async(conn: AsyncConnection, /, *calls: Call[Any]) -> tup
 
 
 class CopyStatement:
-    """A `copy … from stdin` and the types of its columns. It decorates what makes a row's values."""
+    """A `copy … from stdin` and the types of its columns. It decorates the function that makes a row."""
 
     def __init__(self, sql: LiteralString, types: tuple[int, ...]) -> None:
         self.sql = sql
@@ -483,7 +479,7 @@ class CopyStatement:
 
 
 class Copy(Generic[_Item]):
-    """A COPY and the function that makes a row's values of an item."""
+    """A COPY, and the function that makes a row from an item."""
 
     def __init__(self, statement: CopyStatement, values: Callable[[_Item], Params]) -> None:
         functools.update_wrapper(self, values)
@@ -497,7 +493,7 @@ class Copy(Generic[_Item]):
     def __call__(
         self, conn: Connection | AsyncConnection, rows: Iterable[_Item]
     ) -> int | Coroutine[Any, Any, int]:
-        """Send the rows; how many they were."""
+        """Send the rows and return how many there were."""
         if isinstance(conn, psycopg.AsyncConnection):
             return self._send(conn, rows)
         cursor = _CopyCursor(conn)
@@ -520,10 +516,7 @@ class Copy(Generic[_Item]):
 
 
 def row(make: Callable[..., Any], *types: int) -> Callable[[Any], RowMaker[Any]]:
-    """A row factory that calls `make` with a row's values.
-
-    A value whose type is not 0 comes as text and is read as that type first.
-    """
+    """A row factory that calls `make` with a row's values, after reading those with a type from text."""
     if not any(types):
 
         def plain(row: Sequence[Any]) -> Any:

@@ -1,4 +1,4 @@
-"""Where the connection string comes from, and how it is shown without its secrets."""
+"""Where the connection string comes from, and how to show it without secrets."""
 
 import os
 import re
@@ -12,14 +12,14 @@ __all__ = ["VARIABLES", "DsnError", "clean", "describe", "mask", "resolve", "to_
 
 VARIABLES = ("FAIRQ_DSN", "DATABASE_URL")
 
-# SQLAlchemy, Django and Heroku spell the scheme in their own ways; libpq knows two.
+# SQLAlchemy, Django and Heroku have their own schemes; libpq knows only postgres and postgresql.
 _SCHEME = re.compile(r"^(?:postgres|postgresql|postgis|pgsql)(?:\+\w+)?://", re.IGNORECASE)
 _URL_PASSWORD = re.compile(r"(://[^:/@\s]*):\S+@")
 _WORD_PASSWORD = re.compile(r"(?i)\b((?:ssl)?password\s*=\s*)(?:'(?:[^'\\]|\\.)*'|[^\s&'\"]+)")
 
 
 class DsnError(FairqError, code="dsn", exit_code=2):
-    """No connection string was given, or it cannot be read. The message holds no secret."""
+    """No connection string was given, or it cannot be read. The message contains no secret."""
 
 
 def resolve(dsn: str | None = None, environ: Mapping[str, str] | None = None) -> str:
@@ -29,7 +29,7 @@ def resolve(dsn: str | None = None, environ: Mapping[str, str] | None = None) ->
         if text and text.strip():
             return to_libpq(text)
     hint = "Pass --dsn postgresql://user@host/name, or set FAIRQ_DSN or DATABASE_URL."
-    raise DsnError("no database was named", hint)
+    raise DsnError("no database is named", hint)
 
 
 def to_libpq(dsn: str) -> str:
@@ -38,11 +38,11 @@ def to_libpq(dsn: str) -> str:
     try:
         _parsed(text)
     except ValueError:
-        # libpq quotes the part it stumbled over, which may be the password: its message is not passed on.
+        # libpq's message quotes the part that is wrong, which may be the password.
         raise DsnError(
             f"the connection string cannot be read: {_outline(text)}",
-            "Expected postgresql://user:password@host:port/name or host=… dbname=… user=…; "
-            "special characters in a URL are percent-encoded.",
+            "Write postgresql://user:password@host:port/name or host=… dbname=… user=…; "
+            "percent-encode special characters in a URL.",
         ) from None
     return text
 
@@ -53,7 +53,7 @@ def to_url(dsn: str) -> str:
     names = ("user", "password") if "user" in parts else ()
     login = ":".join(quote(parts.pop(name), safe="") for name in names if name in parts)
     name = quote(parts.pop("dbname", ""), safe="")
-    # A socket's folder, several hosts and IPv6 have no room before the path.
+    # A socket's folder, several hosts and IPv6 addresses go into the query instead.
     if re.fullmatch(r"[\w.-]+", parts.get("host", "")) and "," not in parts.get("port", ""):
         place = ":".join(parts.pop(name) for name in ("host", "port") if name in parts)
     else:
@@ -63,7 +63,7 @@ def to_url(dsn: str) -> str:
 
 
 def _parsed(text: str) -> dict[str, Any]:
-    # Not at the top: where there is no libpq, that is told in a message, which is cleaned here.
+    # Imported here because the message about a missing libpq uses this module.
     from psycopg import ProgrammingError
     from psycopg.conninfo import conninfo_to_dict
 
@@ -74,7 +74,7 @@ def _parsed(text: str) -> dict[str, Any]:
 
 
 def _outline(text: str) -> str:
-    """What may be shown of a text that libpq does not understand: its scheme, or the word before each '='."""
+    """The part of an unreadable text that may be shown: its scheme, or the word before each '='."""
     if "://" in text:
         return text.split("://", 1)[0] + "://…"
     keys = re.findall(r"(\w+)\s*=", text)
@@ -87,7 +87,7 @@ def mask(text: str) -> str:
 
 
 def clean(text: str) -> str:
-    """Without anything that a terminal would obey: names come from anybody. JSON stays JSON."""
+    """Escape what a terminal would obey, because names come from anybody. JSON stays valid."""
     return text if text.isprintable() else "".join(c if c.isprintable() else _escape(c) for c in text)
 
 

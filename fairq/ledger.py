@@ -1,4 +1,4 @@
-"""Who gets what, and how fair that is: what each tenant received beside what it was entitled to.
+"""Who gets what, and how fair that is: what each group received, and what it was entitled to.
 
 for share in fairq.shares(conn, "docs", since=600):
     print(share.group_key, share.received, share.entitled, share.debt, share.bound)
@@ -24,10 +24,10 @@ __all__ = ["Fairness", "Part", "Share", "fairness", "parts", "shares", "shares_c
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What a group got, see `fairq.shares()` in SQL. Times are seconds; the group "" is all others together.
+    """A row of `fairq.shares()` in SQL. Times are in seconds. The group "" stands for all other groups.
 
-    `debt` is how much less it received, by weight, than who is furthest ahead; at most `bound`. None: its
-    work did not wait all the time, or its own limits held it back.
+    `debt` is how much less the group received, by weight, than the group furthest ahead; at most `bound`.
+    None: its tasks did not wait all the time, or its own limits held it back.
     """
 
     group_key: str
@@ -51,13 +51,13 @@ class Share:
 
     @property
     def debt_ratio(self) -> float | None:
-        """The debt as a part of its bound: above 1 the order is broken."""
+        """The debt as a part of its bound. Above 1 the order is broken."""
         return self.debt / self.bound if self.debt is not None and self.bound else None
 
 
 @dataclass(frozen=True, slots=True)
 class Fairness:
-    """How fair a queue is, see `fairq.fairness()` in SQL. With `worst_debt` above 1 it is broken."""
+    """The row of `fairq.fairness()` in SQL. With `worst_debt` above 1 the order is broken."""
 
     groups: int
     tasks: int
@@ -74,7 +74,7 @@ class Fairness:
 
 
 class Part(NamedTuple):
-    """A share, and which parts of all it received and was entitled to; None: nobody received anything."""
+    """A share, and its parts of all that was received; None: nobody received anything."""
 
     share: Share
     received: float | None
@@ -82,7 +82,7 @@ class Part(NamedTuple):
 
 
 def parts(found: Sequence[Share]) -> dict[str, Part]:
-    """What `shares` returned, by group."""
+    """The answer of `shares`, by group."""
     total = sum(each.received for each in found)
     return {
         each.group_key: Part(
@@ -94,13 +94,13 @@ def parts(found: Sequence[Share]) -> dict[str, Part]:
 
 @on_connection
 def shares(queue: str = "default", *, since: float | timedelta = 600, groups: int = 100) -> Call[list[Share]]:
-    """Say who got what in so many seconds: first the `groups` that are most behind or received most."""
+    """Who got what in the last `since` seconds: the `groups` groups most behind or with the most received."""
     return shares_call(queue, since, groups)
 
 
 @on_connection
 def fairness(queue: str = "default", *, since: float | timedelta = 600) -> Call[Fairness]:
-    """Say how fair a queue was since so many seconds ago."""
+    """How fair a queue was in the last `since` seconds."""
     call = queries.read_fairness.call(queue=check_text("queue", queue), seconds=float(in_seconds(since)))
     return call.then(lambda row: read_row(Fairness, row))
 
@@ -108,7 +108,7 @@ def fairness(queue: str = "default", *, since: float | timedelta = 600) -> Call[
 def shares_call(
     queue: str, since: float | timedelta, groups: int, group_key: str | None = None
 ) -> Call[list[Share]]:
-    """The call behind `shares`; also of a group that is named."""
+    """The call of `shares`, which also includes a named group."""
     call = queries.read_shares.call(
         queue=check_text("queue", queue),
         seconds=float(in_seconds(since)),

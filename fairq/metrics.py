@@ -1,11 +1,11 @@
-"""Metrics as Prometheus reads them: one exporter for the database, whatever the number of workers.
+"""Metrics for Prometheus: one exporter for the database, however many workers there are.
 
     from fairq import metrics
 
     text = metrics.render(conn)      # a psycopg connection of a role that is granted fairq_observe
 
-The samples are made by `fairq.metrics()` in the database; here they get their text. Nothing is remembered
-between two scrapes, so any number of exporters say the same.
+`fairq.metrics()` in the database makes the samples; this module formats them. No state is kept between
+scrapes, so all exporters say the same.
 """
 
 from __future__ import annotations
@@ -74,13 +74,13 @@ METRICS: dict[str, tuple[str, str, str]] = {
 
 
 def samples(conn: psycopg.Connection[Any], *, groups: int = 20) -> list[tuple[str, dict[str, str], float]]:
-    """Name, labels and value of each. `groups` is how many groups have series, over all queues."""
+    """Name, labels and value of each sample. `groups` limits how many groups have series, over all queues."""
     rows = inspection.samples(conn, max_groups=groups)
     return [(row.name, json.loads(row.labels), row.value) for row in rows]
 
 
 def render(conn: psycopg.Connection[Any], *, groups: int = 20) -> str:
-    """All samples in the text format, each metric in one piece behind its help and type."""
+    """All samples in Prometheus's text format."""
     of: dict[str, list[str]] = {name: [] for name in METRICS}
     for name, labels, value in samples(conn, groups=groups):
         metric = name if name in METRICS else name.rsplit("_", 1)[0]
@@ -95,5 +95,5 @@ def render(conn: psycopg.Connection[Any], *, groups: int = 20) -> str:
 
 
 def _escaped(value: Any) -> str:
-    """Names come from anybody, and may hold what would end the line."""
+    """Names come from anybody, and may contain a line break."""
     return str(value).replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")

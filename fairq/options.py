@@ -1,7 +1,7 @@
-"""What a task may be told beside its group and payload. One line is one option.
+"""The options of tasks. One line declares one option: its name, its type, its help, and how it is sent.
 
-Its name, its type, what it is for, and how it is sent: the arguments of `enqueue` and `@app.task`, the
-options of the command line and the parameters of the statements are made from it. None takes the default.
+The arguments of `enqueue` and `@app.task`, the options of the command line and the parameters of the
+statements are made from these lines. None takes the default.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ Seconds = float | timedelta
 GroupKey = str | int | UUID
 T = TypeVar("T")
 
-# --- How values are judged and sent ----------------------------------------------------------------
-# What can be judged without the database is judged before anything is sent, so a wrong argument leaves the
-# transaction usable. Drivers agree on numbers and texts; the statements cast them.
+# --- How values are checked and sent ---------------------------------------------------------------
+# Whatever needs no database is checked before anything is sent, so a wrong argument leaves the transaction
+# usable. Values are sent as numbers and texts, which all drivers send alike; the statements cast them.
 
 
 def stored_bytes(text: str) -> int:
-    """Length as PostgreSQL counts it; too long for any limit where the text cannot be stored at all."""
+    """The length as PostgreSQL counts it; longer than any limit if the text cannot be stored at all."""
     if text.isascii():
         return len(text) if "\0" not in text else 10**9
     try:
@@ -50,11 +50,11 @@ def stored_bytes(text: str) -> int:
 def check_text(what: str, value: object, longest: int = 500) -> str:
     if isinstance(value, str) and 1 <= stored_bytes(value) <= longest:
         return value
-    raise InvalidName(f"the {what} is {value!r:.60}", f"A text of 1 to {longest} bytes, without U+0000.")
+    raise InvalidName(f"the {what} is {value!r:.60}", f"Pass a text of 1 to {longest} bytes, without U+0000.")
 
 
 def group_text(group_key: object) -> str:
-    """The group key as it is stored. Numbers and UUIDs are ids of tenants: their usual text."""
+    """The group key as it is stored. Integers and UUIDs become text."""
     if isinstance(group_key, UUID):
         return str(group_key)
     if is_int(group_key, -(2**127), 2**127):
@@ -63,7 +63,7 @@ def group_text(group_key: object) -> str:
         return group_key
     raise InvalidGroupKey(
         f"the group key is {group_key!r:.60}",
-        "Name its tenant: a text of 1 to 500 bytes, without U+0000, an integer or a UUID.",
+        "Pass the tenant's id: a text of 1 to 500 bytes without U+0000, an integer or a UUID.",
     )
 
 
@@ -77,7 +77,7 @@ def interval(length: Seconds | None) -> str | None:
 
 
 def in_seconds(length: T | timedelta) -> T | float:
-    """A length of time as a number; what is no timedelta stays as it is."""
+    """A timedelta as a number of seconds; any other value unchanged."""
     return length.total_seconds() if isinstance(length, timedelta) else length
 
 
@@ -92,7 +92,7 @@ def is_number(value: object) -> bool:
 def check_id(value: object) -> int:
     if isinstance(value, int) and is_int(value, -(2**63), 2**63 - 1):
         return value
-    raise OutOfRange(f"the id of a task is {value!r:.60}", "The number that enqueue returned.")
+    raise OutOfRange(f"the id of a task is {value!r:.60}", "Pass the number that enqueue returned.")
 
 
 def _name(what: str, value: Any) -> str:
@@ -106,7 +106,7 @@ def _key(what: str, value: Any) -> str:
 def _number(
     kind: type[int | float], least: float, most: float, error: type[Refused], hint: str
 ) -> Callable[[str, Any], Any]:
-    """Checks that it is one between these, and neither true nor false."""
+    """A check for a number in this range, but not a boolean."""
     fits: Callable[[Any, Any, Any], bool] = is_int if kind is int else is_within
 
     def send(what: str, value: Any) -> Any:
@@ -124,7 +124,7 @@ _attempts = _number(int, 1, 1_000_000, OutOfRange, "1 to 1000000; None takes the
 
 def moment(what: str, value: Any) -> str:
     if isinstance(value, datetime) and value.utcoffset() is not None:
-        # In the time zone that every server knows: PostgreSQL takes none further from it than 15:59.
+        # In UTC, because PostgreSQL refuses offsets of more than 15:59.
         with suppress(OverflowError):
             return value.astimezone(UTC).isoformat()
     raise InvalidTime(
@@ -150,7 +150,7 @@ def _run_at(what: str, value: Any) -> str | None:
 
 def _headers(what: str, value: Any) -> str:
     if not isinstance(value, Mapping):
-        raise ConfigurationError(f"the headers are {value!r:.60}: pass a dictionary")
+        raise ConfigurationError(f"the headers are {value!r:.60}", "Pass a dictionary.")
     return encode(dict(value), "headers")
 
 
@@ -158,33 +158,37 @@ def _headers(what: str, value: Any) -> str:
 
 
 class Declared(TypedDict, total=False):
-    """What tasks of one kind are told once, where their handler is declared."""
+    """Options of the tasks of one kind, set where their handler is declared."""
 
     queue: Annotated[str | None, "The queue.", _name]
     priority: Annotated[int | None, "Higher first, within the group. Default: its kind's, or 0.", _priority]
     cost: Annotated[float | None, "Relative to an ordinary task. Default: its kind's, or 1.", _cost]
-    max_attempts: Annotated[int | None, "Default, and the most: its kind's. Else the queue's.", _attempts]
-    timeout: Annotated[Seconds | None, "Longest run of one attempt: 30s, 10m.", _timeout]
+    max_attempts: Annotated[int | None, "At most its kind's. Default: its kind's, or the queue's.", _attempts]
+    timeout: Annotated[Seconds | None, "The most time for one attempt: 30s, 10m.", _timeout]
 
 
 class BatchOptions(Declared, total=False):
-    """What all tasks of one call may be told."""
+    """Options for all tasks of one call."""
 
-    run_at: Annotated[datetime | timedelta | None, "Not before: +10m, or 2030-01-31T08:00:00+00:00.", _run_at]
-    delay: Annotated[Seconds | None, "The same, from the database's now: 30s, 10m.", _delay]
-    expires_at: Annotated[datetime | None, "Not started after this time.", moment]
+    run_at: Annotated[
+        datetime | timedelta | None, "Start not before: +10m, or 2030-01-31T08:00:00+00:00.", _run_at
+    ]
+    delay: Annotated[Seconds | None, "The same, counted from the database's clock: 30s, 10m.", _delay]
+    expires_at: Annotated[datetime | None, "The task does not start after this time.", moment]
     headers: Annotated[Mapping[str, Any] | None, "A JSON object that travels with the task.", _headers]
 
 
 class TaskOptions(BatchOptions, total=False):
-    """What one task may be told."""
+    """Options for one task."""
 
-    user: Annotated[str | None, "Whose it is among the group's users, who share what the group gets.", _key]
-    idempotency_key: Annotated[str | None, "A second task of the group with this key is the first one.", _key]
-    unique: Annotated[
-        Literal["waiting"] | None, "waiting: a task with its idempotency key that waits makes room.", _name
+    user: Annotated[str | None, "The user inside the group. Users share what their group gets.", _key]
+    idempotency_key: Annotated[
+        str | None, "A second call of the group with this key returns the first task.", _key
     ]
-    concurrency_key: Annotated[str | None, "Tasks with equal keys do not run at the same time.", _key]
+    unique: Annotated[
+        Literal["waiting"] | None, "waiting: replace a waiting task with the same idempotency key.", _name
+    ]
+    concurrency_key: Annotated[str | None, "Tasks with the same key do not run at the same time.", _key]
 
 
 class _Kind(TypedDict, total=False):
@@ -192,16 +196,16 @@ class _Kind(TypedDict, total=False):
 
 
 class EnqueueManyOptions(_Kind, BatchOptions, total=False):
-    """Those of `fairq.enqueue_many`, which knows no handler."""
+    """The options of `fairq.enqueue_many`."""
 
 
 class EnqueueOptions(_Kind, TaskOptions, total=False):
-    """Those of `fairq.enqueue`, which knows no handler."""
+    """The options of `fairq.enqueue`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One task of `enqueue_many`, where a pair of group key and payload does not say enough."""
+    """One task of `enqueue_many` that needs more than a group key and a payload."""
 
     group_key: GroupKey
     payload: Any
@@ -216,19 +220,19 @@ OF_ITEMS = Item.__slots__[2:]
 DEFAULTS: Mapping[str, Any] = {"queue": "default", "kind": "default"}
 
 
-# --- What is made of them --------------------------------------------------------------------------
+# --- Reading the declarations ----------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    type: Any  # timedelta: a length of time, which comes as seconds, too
+    type: Any  # timedelta also stands for seconds
     help: str
-    send: Callable[[str, Any], Any] | None = None  # checks a value, and gives what the statement takes
+    send: Callable[[str, Any], Any] | None = None  # checks a value and returns what the statement takes
 
 
 @cache
 def options_of(declared: Any) -> dict[str, Option]:
-    """The options, or settings, that a typed dict declares."""
+    """The options or settings that a typed dict declares."""
     found = {}
     for name, hint in get_type_hints(declared, include_extras=True).items():
         if get_origin(hint) is Annotated:
@@ -254,7 +258,7 @@ def _names(declared: Any) -> frozenset[str]:
 
 
 def refuse_unknown(function: str, given: Mapping[str, Any], declared: Any) -> None:
-    """What Python itself says of an argument that a function does not have."""
+    """Raise Python's own error for an unknown keyword argument."""
     known = _names(declared)
     for name in given:
         if name not in known:
@@ -262,7 +266,7 @@ def refuse_unknown(function: str, given: Mapping[str, Any], declared: Any) -> No
 
 
 def sent(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of a task as the statement takes them."""
+    """A task's options, checked, as the statement takes them."""
     known = options_of(EnqueueOptions)
     found = dict(DEFAULTS)
     for name, value in given.items():
@@ -274,7 +278,7 @@ def sent(given: Mapping[str, Any]) -> dict[str, Any]:
                 exc.about = name
                 raise
     if "delay" in found and "run_at" in found:
-        raise InvalidTime("the task has a delay and a run_at", "Both say when it may run: name one.")
+        raise InvalidTime("the task has both a delay and a run_at", "Pass only one of them.")
     if isinstance(given.get("run_at"), timedelta):
         found["delay"] = found.pop("run_at")
     return found

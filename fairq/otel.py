@@ -1,12 +1,12 @@
-"""OpenTelemetry: one trace over a request, the enqueue and the handler. `pip install 'fairq[otel]'`
+"""OpenTelemetry: one trace over a request, its enqueue and the handler. `pip install 'fairq[otel]'`
 
     fairq.otel.instrument()                                     # where tasks are created
     app = fairq.App(middleware=[fairq.otel.middleware()])       # where they run
 
-With `middleware(waits=dsn)` the span of an attempt says what the task waited for: a query each.
+With `middleware(waits=dsn)` the span of an attempt also says what the task waited for, at one query each.
 
-Spans are called and described as the semantic conventions for messaging say. The group is an attribute of
-spans; for a label of metrics it has too many values.
+Spans follow the semantic conventions for messaging. The group is an attribute of spans only: it has too many
+values for a label of metrics.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ logger = logging.getLogger("fairq.otel")
 
 CONNECT_SECONDS = 3
 ASK_TIMEOUT = "1s"
-AGAIN_SECONDS = 30.0  # after it went wrong
+AGAIN_SECONDS = 30.0  # after a failure
 
 
 def instrument(provider: TracerProvider | None = None) -> None:
-    """From now on each enqueue of this process is a span, whose context travels in the headers of its tasks.
+    """Make each enqueue of this process a span, whose context travels in the headers of its tasks.
 
-    Headers that name a trace already stay as they are.
+    Headers that already name a trace are kept.
     """
     tracer = trace.get_tracer("fairq", tracer_provider=provider)
 
@@ -77,12 +77,12 @@ def uninstrument() -> None:
 
 
 def middleware(provider: TracerProvider | None = None, *, waits: str | None = None) -> tuple[Around, Around]:
-    """Each attempt is a span, a child of the one that created the task. That of a batch has links to all of
-    these.
+    """Make each attempt a span, a child of the span that created the task. A batch's span links to all of
+    them.
 
-    `waits`: the database, for a login with fairq_work or fairq_observe. Then spans that are recorded have two
-    events for each task, `fairq.runnable` and `fairq.started`, which says behind whom it waited, and what
-    holds its group back.
+    `waits` is the DSN of a login with fairq_work or fairq_observe. With it, recorded spans have two events
+    for each task, `fairq.runnable` and `fairq.started`; the latter says behind whom the task waited, and what
+    limits its group.
     """
     tracer = trace.get_tracer("fairq", tracer_provider=provider)
     asks = _Waits(waits) if waits else None
@@ -125,8 +125,8 @@ def _tasks(ctx: Context | Batch) -> Sequence[Context]:
 
 
 class _Waits:
-    """What tasks waited for, on a connection of its own. Traces must not stop the work: without one they say
-    less, and it is tried again after a while.
+    """Reads what tasks waited for, on a connection of its own. Traces must not stop the work: if that fails,
+    spans go without these events for a while.
     """
 
     def __init__(self, dsn: str) -> None:
@@ -199,7 +199,7 @@ def _name(about: Mapping[str, Any]) -> str:
 
 @contextmanager
 def _ending(span: Span) -> Iterator[None]:
-    """The span ends with this, and is told of an error."""
+    """End the span afterwards, and record an error in it."""
     try:
         yield
     except BaseException as exc:

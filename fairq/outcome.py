@@ -1,4 +1,4 @@
-"""How an attempt ends, from what its handler raised or returned. Nothing in here talks to a database."""
+"""How an attempt ends, from what its handler raised or returned. No I/O."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ OutcomeName = Literal[
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What `fairq.finish_tasks` is told about one attempt. `result` and `error` are JSON text."""
+    """How one attempt ended, for `fairq.finish_tasks`. `result` and `error` are JSON text."""
 
     outcome: OutcomeName
     result: str | None = None
@@ -47,7 +47,7 @@ class Outcome:
     retry_delay: float | None = None
     """Seconds; None takes the queue's back-off."""
     hold: str | None = None
-    """What nothing else is started of for as long: group or key."""
+    """"group" or "key": start nothing of the same for that long."""
 
     @property
     def delay(self) -> timedelta | None:
@@ -55,14 +55,14 @@ class Outcome:
         return None if seconds is None else timedelta(seconds=min(max(seconds, 0.0), 1e9))
 
 
-UNHANDLED = "unhandled_error"  # the code where an exception brings none of its own
+UNHANDLED = "unhandled_error"  # the code of an exception that has none
 LONGEST_MESSAGE = 2_000
 LONGEST_TRACEBACK = 8_000
 LONGEST_CHAIN = 20
 
-# Another attempt cannot help: the payload and the code are what they are.
+# Another attempt cannot help.
 _FINAL = (NotDecodable, ResultNotEncodable, Fail)
-# Where that was says something.
+# Raised by handlers, so the traceback is useful.
 _RAISED_ON_PURPOSE = (Fail, Retry, RetryAfter)
 
 
@@ -74,10 +74,9 @@ def outcome_of(
     result: Any = None,
     draw: Callable[[], float] = random.random,
 ) -> Outcome:
-    """How an attempt ended, from what its handler raised, or from None and what it returned. Pure but for
-    `draw`.
+    """How an attempt ended, from what its handler raised or, with None, returned. Pure except for `draw`.
 
-    `retry` becomes `failed` in the engine when no attempts are left.
+    The engine turns `retry` into `failed` when no attempts are left.
     """
     if exception is None:
         try:
@@ -93,14 +92,14 @@ def outcome_of(
     if isinstance(exception, _FINAL):
         return Outcome("failed", error=error)
     policy = None if task is None else task.retry
-    if isinstance(exception, RetryAfter):  # no attempt is burned, nor by what it holds
+    if isinstance(exception, RetryAfter):  # uses no attempt
         return Outcome("postponed", error=error, retry_delay=exception.delay, hold=exception.hold)
     if isinstance(exception, Retry):
         delay = exception.delay
         if delay is None and policy is not None:
             delay = policy.delay(attempt, draw)
         return Outcome("retry", error=error, retry_delay=delay)
-    if isinstance(exception, UnknownTask):  # another worker may know it; no attempt is burned
+    if isinstance(exception, UnknownTask):  # another worker may know the kind; uses no attempt
         return Outcome("declined", error=error)
     if policy is None or isinstance(exception, FinishLost):
         return Outcome("retry", error=error)
@@ -110,7 +109,7 @@ def outcome_of(
 
 
 def describe(exception: BaseException) -> str:
-    """The JSON that is stored of an exception: code, type, message and, where it helps, the traceback."""
+    """The JSON to store for an exception: code, type, message and, where it helps, the traceback."""
     ours = isinstance(exception, TaskError)
     code = exception.code if isinstance(exception, TaskError) else UNHANDLED
     if isinstance(exception, asyncio.CancelledError):
@@ -129,7 +128,7 @@ def describe(exception: BaseException) -> str:
 
 
 def told(error: Any) -> str:
-    """A stored error in one line: as `describe` writes it, or whatever a consumer has stored."""
+    """A stored error in one line. Consumers in other languages may have stored any JSON."""
     if not isinstance(error, dict) or not error.get("message"):
         return "" if error is None else json.dumps(error, ensure_ascii=False, default=str)
     words = [error.get("code"), error.get("type"), " ".join(str(error["message"]).split())]
@@ -137,7 +136,7 @@ def told(error: Any) -> str:
 
 
 def _frames(exception: BaseException) -> list[str]:
-    """Where it was raised, after where its causes were; long messages and deep recursion cut short."""
+    """The traceback, causes first; long messages and deep recursion are cut short."""
     found: list[str] = []
     for each in reversed(_causes(exception)):
         last = traceback.format_tb(each.__traceback__, limit=-20)
@@ -148,7 +147,7 @@ def _frames(exception: BaseException) -> list[str]:
 
 
 def _causes(exception: BaseException) -> list[BaseException]:
-    """The exception and what led to it, the newest ones: a chain may be long, and may lead back to itself."""
+    """The exception and its newest causes. A chain may be long, or circular."""
     chain: list[BaseException] = []
     current: BaseException | None = exception
     while current is not None and len(chain) < LONGEST_CHAIN and not any(current is each for each in chain):
@@ -160,12 +159,12 @@ def _causes(exception: BaseException) -> list[BaseException]:
 def _message(exception: BaseException) -> str:
     try:
         return str(exception) or type(exception).__name__
-    except Exception:  # somebody's __str__ is broken; the task's end must be written all the same
+    except Exception:  # its __str__ is broken, but the task's end must still be written
         return type(exception).__name__
 
 
 def _clean(text: str, longest: int, *, keep_end: bool = False) -> str:
-    """What may be stored: no passwords, no characters that jsonb refuses, not too long."""
+    """The text without passwords and characters that jsonb refuses, cut to the longest length."""
     text = mask(text).replace("\0", "\ufffd").encode("utf-8", "replace").decode()
     if len(text) <= longest:
         return text

@@ -1,11 +1,11 @@
-"""Change the policies of queues, groups, keys and the cluster, on whatever connection an application has.
+"""Change the policies of queues, groups, keys and the cluster, on the caller's connection.
 
-One name each, as in `fairq.client`: an async connection gets a coroutine. The functions are those of the
-public SQL with the same names and settings; what is not named stays as it is, None takes a setting away. A
-change is part of the caller's transaction, and the next promotion after its commit heeds it.
+As in `fairq.client`, an async connection gets a coroutine. The functions have the names and settings of the
+public SQL. Settings that are not named stay unchanged; None takes a setting away. A change is part of the
+caller's transaction and takes effect with the next promotion after its commit.
 
-The settings of a function are a typed dict: its arguments, its answer, the options of the command line and
-their help are made from the same line.
+A typed dict declares the settings of a function: its arguments, its answer, the options of the command line
+and their help are made from the same line.
 """
 
 from __future__ import annotations
@@ -47,8 +47,7 @@ Fairness = Literal["count", "time", "cost"]
 Time = TypeVar("Time")  # Seconds where it is set, timedelta where it is answered
 
 # --- What can be set -------------------------------------------------------------------------------
-# One line is one setting: its name, its type, what it is for. What may be None in an answer the engine says:
-# a setting that has a default is never.
+# One line is one setting: its name, its type, its help. In an answer, a setting with a default is never None.
 
 
 class UserSettings(TypedDict, Generic[Time], total=False):
@@ -183,7 +182,7 @@ class ClusterSettings(TypedDict, total=False):
     max_running: Annotated[int | None, "The most tasks in flight at once over all queues and workers."]
 
 
-# --- What is answered beside settings --------------------------------------------------------------
+# --- Answers ---------------------------------------------------------------------------------------
 
 
 class QueueState(QueueSettings[timedelta]):
@@ -212,7 +211,7 @@ class GroupState(GroupSettings[timedelta]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RateUsage:
-    """How much of a rate is used. `available` tasks may go now; when none may, one may at `next_at`."""
+    """How much of a rate is used. `available` tasks may start now; if none, the next may at `next_at`."""
 
     queue: str
     group_key: str | None
@@ -227,7 +226,7 @@ class RateUsage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BudgetUsage:
-    """How much of a budget is used: by tasks that ended in this period, and, expected, by those in flight."""
+    """How much of a budget is used: `spent` by ended tasks of this period, `reserved` by those in flight."""
 
     queue: str
     group_key: str
@@ -250,7 +249,7 @@ def configure_queue(queue: str, **settings: Unpack[QueueSettings[Seconds]]) -> C
 
 @on_connection
 def configure_kind(queue: str, kind: str, **settings: Unpack[KindSettings[Seconds]]) -> Call[KindState]:
-    """Declare what holds for the tasks of a kind in a queue, also for those that are created by SQL."""
+    """Declare what holds for the tasks of a kind in a queue, also for tasks created by SQL."""
     return kind_call(queue, kind, settings)
 
 
@@ -258,7 +257,7 @@ def configure_kind(queue: str, kind: str, **settings: Unpack[KindSettings[Second
 def configure_group(
     queue: str, group_key: str, **settings: Unpack[GroupSettings[Seconds]]
 ) -> Call[GroupState]:
-    """Change settings of one group of a queue. Groups need none: unknown ones have those of their queue."""
+    """Change the settings of one group of a queue. Groups need none: without, their queue's hold."""
     given = _given("configure_group", settings, GroupSettings)
     return queries.configure_group.call(**_group(queue, group_key), settings=given).then(
         _settings(GroupState)
@@ -269,7 +268,7 @@ def configure_group(
 def configure_user(
     queue: str, group_key: GroupKey, user: str, **settings: Unpack[UserSettings[Seconds]]
 ) -> Call[UserState]:
-    """Change settings of one user of a group, which count inside the group. Users need none."""
+    """Change the settings of one user, which count inside its group. Users need none."""
     given = _given("configure_user", settings, UserSettings)
     named = {**_group(queue, group_key), "user_key": check_text("user", user)}
     return queries.configure_user.call(**named, settings=given).then(_settings(UserState))
@@ -277,7 +276,7 @@ def configure_user(
 
 @on_connection
 def configure_key(concurrency_key: str, **settings: Unpack[KeySettings]) -> Call[KeySettings]:
-    """Say how many tasks with a concurrency key may be in flight at once, over all queues and groups."""
+    """Set how many tasks with a concurrency key may be in flight at once, over all queues and groups."""
     key = check_text("concurrency key", concurrency_key)
     given = _given("configure_key", settings, KeySettings)
     return queries.configure_key.call(concurrency_key=key, settings=given).then(_settings(KeySettings))
@@ -285,7 +284,7 @@ def configure_key(concurrency_key: str, **settings: Unpack[KeySettings]) -> Call
 
 @on_connection
 def configure_cluster(**settings: Unpack[ClusterSettings]) -> Call[ClusterSettings]:
-    """Change settings of the installation."""
+    """Change the settings of the cluster."""
     given = _given("configure_cluster", settings, ClusterSettings)
     return queries.configure_cluster.call(settings=given).then(_settings(ClusterSettings))
 
@@ -295,19 +294,19 @@ def configure_cluster(**settings: Unpack[ClusterSettings]) -> Call[ClusterSettin
 
 @on_connection
 def pause_queue(queue: str) -> Call[None]:
-    """Stop serving a queue until it is resumed. Tasks can be created all the while; those that run go on."""
+    """Stop serving a queue until it is resumed. It still takes new tasks, and running ones go on."""
     return queries.pause_queue.call(queue=check_text("queue", queue)).then(_nothing)
 
 
 @on_connection
 def resume_queue(queue: str) -> Call[None]:
-    """Serve a paused queue again, and take new tasks where it was draining."""
+    """Serve a paused queue again, and accept new tasks if it was draining."""
     return queries.resume_queue.call(queue=check_text("queue", queue)).then(_nothing)
 
 
 @on_connection
 def drain_queue(queue: str) -> Call[None]:
-    """Let a queue run empty: new tasks are refused, those that are there are served, until it is resumed."""
+    """Let a queue run empty: until it is resumed, it refuses new tasks and serves those it has."""
     return queries.drain_queue.call(queue=check_text("queue", queue)).then(_nothing)
 
 
@@ -315,14 +314,14 @@ def drain_queue(queue: str) -> Call[None]:
 def pause_group(queue: str, group_key: GroupKey, user: str | None = None) -> Call[None]:
     """Stop serving a group, or one of its users, until it is resumed.
 
-    Ready tasks go back in line; those that run go on.
+    Ready tasks go back in line; running ones go on.
     """
     return queries.pause_group.call(**_group(queue, group_key), user_key=_user(user)).then(_nothing)
 
 
 @on_connection
 def resume_group(queue: str, group_key: GroupKey, user: str | None = None) -> Call[None]:
-    """Serve a paused group, or user of it, again. What it missed is not made up for."""
+    """Serve a paused group, or one of its users, again. It does not catch up on missed turns."""
     return queries.resume_group.call(**_group(queue, group_key), user_key=_user(user)).then(_nothing)
 
 
@@ -330,25 +329,24 @@ def resume_group(queue: str, group_key: GroupKey, user: str | None = None) -> Ca
 def purge_group(
     queue: str, group_key: GroupKey, user: str | None = None, *, until: datetime | None = None
 ) -> Call[int]:
-    """Cancel everything a group, or one of its users, has waiting, and return how many tasks that were.
-
-    `until`: only what was created up to then. Running ones are left.
+    """Cancel all waiting tasks of a group, or of one of its users, and return how many there were. Running
+    tasks go on. With `until`, only cancel tasks created up to then.
     """
     return queries.purge_group.call(**_group(queue, group_key), user_key=_user(user), until=_until(until))
 
 
 @on_connection
 def hold_group(queue: str, group_key: GroupKey, until: datetime | timedelta | None) -> Call[None]:
-    """Start nothing of a group before a time, 366 days away at most. None ends a hold.
+    """Start no task of a group before a time, at most 366 days away. None ends the hold.
 
-    Ready tasks go back in line; those that run go on.
+    Ready tasks go back in line; running ones go on.
     """
     return queries.hold_group.call(**_group(queue, group_key), until=_until(until)).then(_nothing)
 
 
 @on_connection
 def hold_key(concurrency_key: str, until: datetime | timedelta | None) -> Call[None]:
-    """Start nothing with a concurrency key before a time, 366 days away at most. None ends a hold."""
+    """Start no task with a concurrency key before a time, at most 366 days away. None ends the hold."""
     key = check_text("concurrency key", concurrency_key)
     return queries.hold_key.call(concurrency_key=key, until=_until(until)).then(_nothing)
 
@@ -358,25 +356,25 @@ def hold_key(concurrency_key: str, until: datetime | timedelta | None) -> Call[N
 
 @on_connection
 def budget_usage(queue: str, group_key: GroupKey) -> Call[BudgetUsage | None]:
-    """Say how much is used of a group's budget. None: it has none."""
+    """How much of a group's budget is used; None: it has no budget."""
     call = queries.budget_usage.call(**_group(queue, group_key))
     return call.then(lambda row: None if row is None else read_row(BudgetUsage, row))
 
 
 @on_connection
 def rate_usage(queue: str, group_key: GroupKey | None = None) -> Call[RateUsage | None]:
-    """Say how much is used of a group's rate, or of the rate of the whole queue. None: there is no rate."""
+    """How much of a group's rate, or of the whole queue's, is used; None: there is no rate."""
     call = queries.rate_usage.call(**_group(queue, group_key, optional=True))
     return call.then(lambda row: None if row is None else read_row(RateUsage, row))
 
 
 @on_connection
 def reset_rate(queue: str, group_key: GroupKey | None = None) -> Call[None]:
-    """Forget what was used of a group's rate, or of that of the whole queue: a full burst may go at once."""
+    """Reset a group's rate, or the whole queue's: a full burst may start at once."""
     return queries.reset_rate.call(**_group(queue, group_key, optional=True)).then(_nothing)
 
 
-# --- What can be judged without the database -------------------------------------------------------
+# --- What is checked without the database ----------------------------------------------------------
 
 
 def queue_call(queue: str, settings: Mapping[str, Any]) -> Call[QueueState]:
@@ -403,7 +401,6 @@ def _user(user: str | None) -> str | None:
 
 
 def _until(until: datetime | timedelta | None) -> str | None:
-    """As texts, on which drivers agree."""
     if isinstance(until, timedelta):
         with suppress(OverflowError):
             until = datetime.now(UTC) + until
@@ -411,7 +408,7 @@ def _until(until: datetime | timedelta | None) -> str | None:
 
 
 def _given(function: str, settings: Mapping[str, Any], known: Any) -> str:
-    """The settings as the statement takes them. Ranges the engine judges; it knows them better."""
+    """The settings as JSON, for the statement. The engine checks the ranges."""
     refuse_unknown(function, settings, known)
     types = {name: option.type for name, option in options_of(known).items()}
     return json.dumps({name: _value(name, value, types[name]) for name, value in settings.items()})
@@ -423,7 +420,7 @@ def _value(name: str, value: Any, kind: type) -> Any:
     if kind in (bool, str):
         if not isinstance(value, kind):
             raise ConfigurationError(f"{name} is {value!r:.60}: pass {_EXAMPLES[kind]}")
-        # An empty owner: an app without a name.
+        # An empty owner is an app without a name.
         return check_text(name, value) if kind is str and (name, value) != ("owner", "") else value
     if kind is int:
         if not is_int(value, -(2**31), 2**31 - 1):
@@ -443,13 +440,13 @@ _EXAMPLES = {bool: "True or False", str: "a string"}
 
 
 # --- Reading answers -------------------------------------------------------------------------------
-# Lengths of time come in seconds, and moments as texts: drivers agree on those.
+# Lengths of time come as seconds and moments as texts, which all drivers read alike.
 
 S = TypeVar("S")
 
 
 def _settings(answer: Callable[..., S]) -> Callable[[str], S]:
-    """Of what the engine answers, what the typed dict names."""
+    """Reads a typed dict from the engine's JSON answer."""
     hints = _hints(answer)
 
     def read(text: str) -> S:
@@ -460,7 +457,7 @@ def _settings(answer: Callable[..., S]) -> Callable[[str], S]:
 
 
 def read_row(answer: Callable[..., S], row: object, **known: Any) -> S:
-    """A dataclass from a row that has its fields, or all but those that are known."""
+    """A dataclass from a row that has its fields, except those that are known."""
     hints = _hints(answer).items()
     found = {name: _read(hint, getattr(row, name)) for name, hint in hints if name not in known}
     return answer(**found, **known)
@@ -481,4 +478,4 @@ def _read(hint: Any, value: Any) -> Any:
 
 
 def _nothing(answer: str) -> None:
-    """What a function that returns nothing answers."""
+    """Reads the answer of a function that returns void."""

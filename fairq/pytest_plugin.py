@@ -1,11 +1,11 @@
-"""Fixtures for applications that use fairq; pytest finds them by itself where fairq is installed.
+"""Fixtures for applications that use fairq. pytest finds them wherever fairq is installed.
 
 fairq_server    DSN of a PostgreSQL server for this run: FAIRQ_TEST_DSN, or an embedded one
-fairq_dsn       URL of a database of this run with fairq installed, and the queues of the app that the setting
+fairq_dsn       URL of a new database with fairq installed, and with the queues of the app that the setting
                 fairq_app names (fairq_app = "myapp.tasks:app" in pytest's configuration)
 fairq_db        psycopg connection to it; what the test does is rolled back
 
-Nothing is started, and nothing but pytest imported, until a test asks for one of them.
+Nothing is started or imported, except pytest, until a test uses one of them.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ __all__ = ["fairq_db", "fairq_dsn", "fairq_server"]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addini("fairq_app", "The fairq.App whose queues the tests find: myapp.tasks:app", default="")
+    parser.addini("fairq_app", "The fairq.App whose queues the tests need: myapp.tasks:app", default="")
 
 
 @pytest.fixture(scope="session")
 def fairq_server() -> Iterator[str]:
-    """The DSN of a server on which databases may be created; each pytest-xdist process has its own."""
+    """The DSN of a server on which to create databases. Each pytest-xdist process has its own."""
     from fairq import dsn, embedded
 
     given = os.environ.get("FAIRQ_TEST_DSN")
@@ -46,7 +46,7 @@ def fairq_server() -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def fairq_dsn(fairq_server: str, pytestconfig: pytest.Config) -> Iterator[str]:
-    """The URL of a database with fairq installed, made for this run and dropped after it."""
+    """The URL of a database with fairq installed, created for this run and dropped after it."""
     import psycopg
     from psycopg import sql
 
@@ -69,7 +69,7 @@ def fairq_dsn(fairq_server: str, pytestconfig: pytest.Config) -> Iterator[str]:
 
 @pytest.fixture
 def fairq_db(fairq_dsn: str) -> Iterator[psycopg.Connection[Any]]:
-    """A connection in a transaction that is rolled back at the end: pass it to the code under test."""
+    """A connection whose transaction is rolled back at the end. Pass it to the code under test."""
     import contextlib
 
     import psycopg

@@ -1,13 +1,12 @@
-"""How a task ended, and waiting until it has.
+"""How a task ended, and waiting for its end.
 
     id = fairq.enqueue(conn, "bob", {"file": "a.pdf"})
     conn.commit()
     fairq.result(conn, id, timeout=30).value()
 
-Polling is the truth: it works on every connection and behind every pooler. On a psycopg connection in
-autocommit, a session of its own that listens to nothing else, a notification (channel `fairq_done`) cuts the
-wait short, however the task ends. It is asked for, task by task: who waits for nobody's end costs those who
-finish tasks nothing.
+The wait polls, which works on every connection and behind every pooler. On a psycopg connection in autocommit
+that is one session and listens to nothing else, a notification (channel `fairq_done`) cuts the wait short,
+however the task ends. It is requested task by task, so that tasks nobody waits for cost nothing.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ V = TypeVar("V")
 
 FIRST_PAUSE = 0.02
 LONGEST_PAUSE = 1.0
-# A watch holds for a minute, and is renewed well before.
+# A watch lasts for a minute, and is renewed well before that.
 RENEW_SECONDS = 30.0
 
 
@@ -60,7 +59,7 @@ class TaskResult(Generic[V]):
     error: Any
 
     def value(self) -> V:
-        """What the handler returned, if the task stores results. Raises TaskFailed unless it succeeded."""
+        """What the handler returned, if the task stores results. Raises TaskFailed if it did not succeed."""
         if self.outcome == "succeeded":
             return self.result
         message = (self.error or {}).get("message") if isinstance(self.error, dict) else None
@@ -73,7 +72,7 @@ class TaskResult(Generic[V]):
 def result(id: int, *, timeout: float | None = None) -> Steps[TaskResult[Any]]:
     """Wait until a task has ended, at most `timeout` seconds; 0 only looks, None waits for ever.
 
-    Raises ResultTimeout, NoSuchTask (also for one whose retention is over), and InTransaction where the wait
+    Raises ResultTimeout, NoSuchTask (also when the task's retention is over), and InTransaction if the wait
     could never end: commit before you wait.
     """
     return waiting(id, timeout)
@@ -82,14 +81,14 @@ def result(id: int, *, timeout: float | None = None) -> Steps[TaskResult[Any]]:
 def waiting(id: int, timeout: float | None) -> Steps[TaskResult[Any]]:
     if timeout is not None and not (isinstance(timeout, int | float) and timeout >= 0):
         raise InvalidTime(
-            f"the timeout of a wait is {timeout!r:.60}", "Seconds: 0 only looks, None waits for ever."
+            f"the timeout is {timeout!r:.60}", "Pass seconds: 0 only looks, None waits for ever."
         )
     return _wait(check_id(id), timeout)
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a handler says it has come."""
+    """The progress that a handler reported."""
 
     done: float
     total: float | None = None
@@ -98,7 +97,7 @@ class Progress:
 
 @on_connection
 def progress(id: int) -> Call[Progress | None]:
-    """What a running task reported last with `ctx.progress(…)`; None: nothing, or it is not live any more."""
+    """What a running task last reported with `ctx.progress(…)`; None: nothing, or the task has ended."""
     return queries.latest_progress.call(id=check_id(id)).then(
         lambda row: None if row is None else Progress(row.done or 0.0, row.total, _parsed(row.note))
     )
@@ -108,15 +107,15 @@ def _parsed(text: str | None) -> Any:
     try:
         return None if text is None else json.loads(text)
     except (ValueError, RecursionError) as exc:
-        # Written by a consumer in another language: numbers of thousands of digits, thousands of levels.
-        raise NotDecodable("the result", f"is too much for Python: {exc}") from exc
+        # From a consumer in another language: numbers of thousands of digits, thousands of levels.
+        raise NotDecodable("the result", f"cannot be read by Python: {exc}") from exc
 
 
 def _wait(id: int, timeout: float | None) -> Steps[TaskResult[Any]]:
     deadline = None if timeout is None else time.monotonic() + timeout
     pause = FIRST_PAUSE
     began: str | None = None
-    listening: bool | None = None  # None: it is not known yet whether we may
+    listening: bool | None = None  # None: not known yet
     watched_at = 0.0
     try:
         while True:
@@ -132,12 +131,12 @@ def _wait(id: int, timeout: float | None) -> Steps[TaskResult[Any]]:
             if look.has_written:
                 raise InTransaction(
                     f"the result of task {id} is awaited in a transaction that has written something",
-                    "Commit first: the task may be part of it, and its locks would be held while you wait.",
+                    "Commit first: the task may be part of it, and the wait would keep its locks.",
                 )
             is_fixed = look.isolation in ("repeatable read", "serializable")
             if is_fixed and look.transaction_began == began:
                 raise InTransaction(
-                    f"the result of task {id} is awaited in a transaction whose snapshot stands still",
+                    f"the result of task {id} is awaited in a transaction with a fixed snapshot",
                     "Commit first, or wait on a connection in READ COMMITTED or autocommit.",
                 )
             began = look.transaction_began
@@ -146,7 +145,7 @@ def _wait(id: int, timeout: float | None) -> Steps[TaskResult[Any]]:
                 watched_at = time.monotonic()
                 if listening:
                     began = None
-                    continue  # it may have ended before we listened
+                    continue  # the task may have ended before we listened
             if listening and time.monotonic() - watched_at > RENEW_SECONDS:
                 yield queries.watch_task.call(id=id)
                 watched_at = time.monotonic()
@@ -159,15 +158,15 @@ def _wait(id: int, timeout: float | None) -> Steps[TaskResult[Any]]:
             yield _unlisten
 
 
-# A role that may only read, or a standby: then it is polling alone.
+# A role that may only read, or a standby. Then the wait only polls.
 _NOT_ALLOWED = ("42501", "25006")
 _LISTEN = Call[None](driver.Statement[None]("exec", "listen fairq_done"))
 _UNLISTEN = Call[None](driver.Statement[None]("exec", "unlisten fairq_done"))
 
 
 def _listen(id: int) -> Steps[bool]:
-    """Listen, then watch: an end in between is found by the look that follows. Where the application listens
-    itself, its notifications are its own.
+    """Listen, then watch; the next look finds an end in between. If the application itself listens, leave its
+    notifications alone.
     """
     if not (yield _may_listen) or (yield queries.is_listening.call()):
         return False
@@ -183,8 +182,8 @@ def _listen(id: int) -> Steps[bool]:
 
 
 async def _may_listen(conn: Any, wait: Wait) -> bool:
-    """LISTEN takes effect at a commit, which in a pipeline is for the application to say. Behind a pooler it
-    would stay with a session that somebody else has next.
+    """Whether LISTEN works here. It takes effect at a commit, which in a pipeline is up to the application.
+    Behind a pooler it would stay in a session that somebody else gets next.
     """
     return (
         isinstance(conn, psycopg.Connection | psycopg.AsyncConnection)
@@ -210,13 +209,13 @@ def _pause(seconds: float) -> Step:
 
 
 def _notice(id: int, seconds: float) -> Step:
-    """A pause that ends with the notice of a task."""
+    """A pause that a notification about the task cuts short."""
 
     async def step(conn: Any, wait: Wait) -> None:
         with translating():
             notices = conn.notifies(timeout=seconds)
             while notice := await wait((anext if wait is awaited else next)(notices, None)):
-                # Of a large batch the engine does not name the tasks.
+                # For a large batch the engine names no tasks.
                 named = notice.payload.split(",") if notice.payload else [str(id)]
                 if notice.channel == "fairq_done" and str(id) in named:
                     break

@@ -1,8 +1,9 @@
-"""Tasks that recur. A schedule is a row of `fairq.schedules`: a task per tick, of one group.
+"""Schedules: tasks that recur. A schedule is a row of `fairq.schedules` and creates a task of one group per
+tick.
 
-Who fires them, and that each tick fires once, is the engine's (`fairq.fire_schedules`). It does not read cron
-expressions: what they mean is told here, some days ahead, and stored; `plan_due` does it for whoever keeps
-the house. Nothing here looks at this machine's clock.
+The engine fires schedules, each tick once (`fairq.fire_schedules`), but does not read cron expressions:
+Python computes their ticks some days ahead and stores them. The upkeep calls `plan_due` for that. Plans are
+made by the database's clock.
 """
 
 from __future__ import annotations
@@ -36,12 +37,12 @@ __all__ += ["preview_schedule", "remove_schedule", "resume_schedule", "run_sched
 
 Missed = Literal["last", "skip", "all"]
 
-# A plan reaches so far, and has so many ticks of the future at most; of the past, as many as are made up for.
+# How far a plan reaches, and its fewest and most ticks; also the most past ticks that are made up for.
 PLAN_AHEAD: Final = timedelta(days=8)
 PLAN_LEAST: Final = 2
 PLAN_MOST: Final = 100
 
-# --- What can be said ------------------------------------------------------------------------------
+# --- Settings --------------------------------------------------------------------------------------
 
 
 class ScheduleSettings(TypedDict, Generic[Time], total=False):
@@ -96,12 +97,12 @@ class Schedule:
     headers: Mapping[str, Any] | None = None
 
     def check(self) -> None:
-        """Raise InvalidSchedule when the rule says no time."""
+        """Raise InvalidSchedule if the rule is invalid."""
         cron, every = read_rule(self.rule)
         next(ticks_of(cron, self.time_zone, every, datetime.now(UTC)), None)
 
     def settings(self) -> ScheduleSettings[Seconds]:
-        """All of them: what is not said is taken away."""
+        """All settings; those that are not set are taken away."""
         cron, every = read_rule(self.rule)
         names = ("time_zone", "spread", "missed", "priority", "concurrency_key", "headers")
         said: Any = {"cron": cron, "every": every, **{name: getattr(self, name) for name in names}}
@@ -121,7 +122,7 @@ def read_rule(rule: str | timedelta) -> tuple[str | None, timedelta | None]:
     if isinstance(rule, str):
         return rule.strip(), None
     raise InvalidSchedule(
-        f"the rule of the schedule is {rule!r:.60}", "'0 3 * * *', 'every 10s' or a timedelta."
+        f"the rule of the schedule is {rule!r:.60}", "Pass '0 3 * * *', 'every 10s' or a timedelta."
     )
 
 
@@ -129,31 +130,31 @@ def read_rule(rule: str | timedelta) -> tuple[str | None, timedelta | None]:
 def configure_schedule(
     name: str, group_key: GroupKey, *, payload: Any = ..., **settings: Unpack[ScheduleSettings[Seconds]]
 ) -> Steps[ScheduleState]:
-    """Create a schedule of one group, or change its settings. What is not named stays as it is."""
+    """Create a schedule of one group, or change its settings. Settings that are not named stay unchanged."""
     return schedule_steps(name, group_key, settings, None if payload is ... else encode(payload))
 
 
 @on_connection
 def pause_schedule(name: str, group_key: GroupKey | None = None) -> Call[int]:
-    """Stop a schedule until it is resumed; without a group, those of all groups. Returns how many."""
+    """Stop a schedule of one group, or of all, until it is resumed. Return how many schedules that are."""
     return queries.pause_schedule.call(**_named(name, group_key))
 
 
 @on_connection
 def resume_schedule(name: str, group_key: GroupKey | None = None) -> Call[int]:
-    """Go on. Ticks that passed meanwhile are not made up for."""
+    """Resume a paused schedule of one group, or of all. Return how many. Missed ticks are not made up for."""
     return queries.resume_schedule.call(**_named(name, group_key))
 
 
 @on_connection
 def remove_schedule(name: str, group_key: GroupKey | None = None) -> Call[int]:
-    """Remove a schedule; without a group, those of all groups. Tasks that it created stay."""
+    """Remove a schedule of one group, or of all. Return how many. Tasks that it created stay."""
     return queries.remove_schedule.call(**_named(name, group_key))
 
 
 @on_connection
 def run_schedule(name: str, group_key: GroupKey | None = None) -> Call[list[int]]:
-    """Create a task now, beside the ticks; without a group, one for each. Returns their ids."""
+    """Create a task of a schedule now, or one per group, in addition to its ticks. Return their ids."""
     return queries.run_schedule.call(**_named(name, group_key))
 
 
@@ -165,7 +166,7 @@ def _named(name: str, group_key: GroupKey | None) -> dict[str, Any]:
 def declared_steps(
     name: str, task: Task[Any, ..., Any], schedule: Schedule, owner: str | None
 ) -> Steps[ScheduleState]:
-    """A schedule as it is declared: all of it, so that what is no longer said does not hold any more."""
+    """Store a declared schedule with all settings, so that those no longer declared are taken away."""
     settings = {**schedule.settings(), "kind": task.kind, "queue": task.queue, "owner": owner}
     return schedule_steps(name, schedule.group_key, settings, task.encode_payload(schedule.payload))
 
@@ -173,7 +174,7 @@ def declared_steps(
 def schedule_steps(
     name: str, group_key: GroupKey, settings: Mapping[str, Any], payload: str | None
 ) -> Steps[ScheduleState]:
-    """`fairq.configure_schedule` with a payload that is JSON text already; then the first plan."""
+    """Call `fairq.configure_schedule`, then store the first plan. The payload is JSON text."""
     group = group_text(group_key)
     cron, zone = settings.get("cron"), settings.get("time_zone")
     if cron is not None or zone is not None:
@@ -209,7 +210,7 @@ def schedule_steps(
 def preview_schedule(
     rule: str | timedelta, *, time_zone: str = "UTC", count: int = 5, after: datetime | None = None
 ) -> list[datetime]:
-    """The next ticks of a rule, in its time zone. Without a database: `after` is this machine's time."""
+    """The next ticks of a rule, in its time zone; by default after this machine's now. Needs no database."""
     cron, every = read_rule(rule)
     ticks = ticks_of(cron, time_zone, every, datetime.now(UTC) if after is None else after)
     return [tick.astimezone(_zone(time_zone)) for tick in islice(ticks, count)]
@@ -218,20 +219,19 @@ def preview_schedule(
 def ticks_of(
     cron: str | None, time_zone: str, every: timedelta | None, after: datetime
 ) -> Iterator[datetime]:
-    """The ticks after that time, in UTC."""
+    """The ticks after a time, in UTC."""
     if every is None:
         return _cron(cron or "", time_zone, after)
     if every < timedelta(seconds=1):
-        raise InvalidSchedule(f"every is {every}", "At least a second.")
+        raise InvalidSchedule(f"every is {every}", "It must be at least a second.")
     epoch = datetime.fromtimestamp(0, UTC)
     first = (after - epoch) // every + 1
     return (epoch + (first + nth) * every for nth in range(2**31))
 
 
 def plan(cron: str, time_zone: str, done_until: datetime, now: datetime) -> list[datetime]:
-    """The ticks to store: all after `done_until`, up to some days from now. Of those that are past already
-    the last ones, found by looking back further and further: whoever was away for a year has not missed half
-    a million.
+    """The ticks to store: those after `done_until`, up to some days from now. Of past ticks only the last
+    ones, found by looking back further and further, so that after a year it does not compute half a million.
     """
     past: deque[datetime] = deque(maxlen=PLAN_MOST)
     window = timedelta(hours=2)
@@ -255,13 +255,13 @@ def _zone(name: str) -> ZoneInfo:
     except (KeyError, ValueError, OSError, TypeError) as exc:
         raise InvalidSchedule(
             f"there is no time zone {name!r:.60}",
-            "A name of the tz database, such as Europe/Berlin. On a machine without one: pip install tzdata",
+            "Use a name such as Europe/Berlin. If this machine has no tz database: pip install tzdata",
         ) from exc
 
 
 def _cron(expression: str, time_zone: str, after: datetime) -> Iterator[datetime]:
-    """Ascending. Two times that the same change of clocks moves to one are one tick; and none comes back: the
-    library tells times of the doubled hour by the first of the two.
+    """The ticks after a time, in UTC, ascending. Times that a change of clocks moves to the same moment are
+    one tick, because the library places times of the repeated hour in the first of the two.
     """
     from cronsim import CronSim, CronSimError
 
@@ -269,7 +269,7 @@ def _cron(expression: str, time_zone: str, after: datetime) -> Iterator[datetime
     if not isinstance(expression, str) or len(expression.split()) != 5:
         raise InvalidSchedule(
             f"the cron expression is {expression!r:.60}",
-            "Five fields: minute, hour, day of month, month, day of week. For seconds: 'every 10s'.",
+            "It needs five fields: minute, hour, day of month, month, day of week. For seconds: 'every 10s'.",
         )
     try:
         found = CronSim(expression, after.astimezone(zone))
@@ -287,11 +287,11 @@ def _ascending(found: Iterator[datetime], after: datetime) -> Iterator[datetime]
             last = utc
 
 
-# --- For whoever keeps the house -------------------------------------------------------------------
+# --- For the upkeep --------------------------------------------------------------------------------
 
 
 def plan_due(conn: psycopg.Connection[Any], most: int = 20) -> int:
-    """Renew the plans that are due, at most so many. Returns how many were due."""
+    """Renew at most `most` plans that are due, and return how many."""
     rows = workers.unplanned_schedules(conn, max_schedules=most)
     for row in rows:
         ticks, problem = list[datetime](), None

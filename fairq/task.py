@@ -1,7 +1,7 @@
-"""A handler and how its tasks are treated.
+"""A declared task: a handler and its options.
 
-parse.enqueue(conn, "bob", Parse(file="a.pdf"))       # checked by the type checker
-parse.result(conn, id).value()                        # what the handler returned, of that type
+parse.enqueue(conn, "bob", Parse(file="a.pdf"))       # type-checked
+parse.result(conn, id).value()                        # what the handler returned, with its type
 parse(Parse(file="a.pdf"), ctx)                       # the plain function, for tests
 """
 
@@ -49,18 +49,18 @@ Items: TypeAlias = Iterable[tuple[GroupKey, T] | Item]
 
 
 class Declaration(Declared, total=False):
-    """How tasks of one kind are treated. None takes the app's default."""
+    """Options of the tasks of one kind. None takes the app's default."""
 
     retry: Backoff | None
     """What is retried, and when. None: everything, after the queue's back-off."""
     store_result: bool | None
-    """Whether what the handler returns is kept."""
+    """Whether to keep what the handler returns."""
     session: Callable[..., Any] | None
     """Opens a transaction around the handler, `ctx.session`, which commits together with the task's end."""
 
 
 class Task(Generic[T, P, R_co]):
-    """A handler and how its tasks are treated. Made by `App.task`; calling it calls the handler.
+    """A handler and its options. Made by `App.task`; calling it calls the handler.
 
     `T` is the type of the payload, `P` what the handler takes, `R_co` what it returns.
     """
@@ -87,11 +87,11 @@ class Task(Generic[T, P, R_co]):
         if retry is not None and not isinstance(retry, Backoff):
             raise ConfigurationError(
                 f"task {kind!r} has retry={retry!r:.80}",
-                "Pass a policy: retry=fairq.Backoff(base=2, cap=600). To limit attempts: max_attempts=5.",
+                "Pass retry=fairq.Backoff(base=2, cap=600). To limit attempts: max_attempts=5.",
             )
         self.retry = retry
         if batch is not None and not is_int(batch, 1, 10_000):
-            hint = "The most tasks of one call: 1 to 10000."
+            hint = "The most tasks for one call: 1 to 10000."
             raise ConfigurationError(f"task {kind!r} has batch={batch!r:.60}", hint)
         self.batch = batch
         self.is_async = is_async(handler)
@@ -123,17 +123,17 @@ class Task(Generic[T, P, R_co]):
     # Running it
 
     def run(self, text: Any, ctx: Any) -> Any:
-        """Call the handler with a payload that is JSON text; of a batch, with a list of them."""
+        """Call the handler with a payload as JSON text, or a list of those for a batch."""
         if self.batch is None:
             return self.invoke(self.decode(text), ctx)
         payloads: Any = ctx.take_in(text, self.decode)
         return self.invoke(payloads, ctx) if payloads else _nothing() if self.is_async else None
 
     def invoke(self, payload: T, ctx: Context) -> Any:
-        """Call the handler as its signature asks. Of an async handler, this is the coroutine."""
+        """Call the handler as its signature requires. For an async handler return the coroutine."""
         answer = self._call(payload, ctx)
         if isinstance(answer, types.CoroutineType) and not self.is_async:
-            # Nobody would await it: the task would count as done with nothing done.
+            # Nobody would await it, and the task would succeed with nothing done.
             answer.close()
             raise self._wrong(
                 "is a plain function and returned a coroutine",
@@ -142,11 +142,11 @@ class Task(Generic[T, P, R_co]):
         return answer
 
     def decode(self, payload: str | bytes) -> T:
-        """The payload, from JSON text, as the handler's annotation says. Raises NotDecodable."""
+        """Decode a payload to the handler's annotation. Raises NotDecodable."""
         return self._decoder(payload)  # type: ignore[no-any-return]
 
     def check(self) -> None:
-        """Raise ConfigurationError when the payload's annotation cannot be decoded."""
+        """Raise ConfigurationError if the payload's annotation cannot be decoded."""
         _ = self._decoder
 
     # Enqueueing it
@@ -170,7 +170,7 @@ class Task(Generic[T, P, R_co]):
     def enqueue(
         self, conn: Any, group_key: GroupKey, payload: Any = None, **options: Unpack[TaskOptions]
     ) -> int | Coroutine[Any, Any, int]:
-        """Create a task of this kind in the transaction of `conn`; what is not given, the task declares."""
+        """Create a task of this kind in the transaction of `conn`. Options default to the declared ones."""
         refuse_unknown("enqueue", options, TaskOptions)
         text = self.encode_payload(payload)
         work = traced(lambda given: create_call(group_key, text, given), self._with(options))
@@ -187,7 +187,7 @@ class Task(Generic[T, P, R_co]):
     def enqueue_many(
         self, conn: Any, items: Items[T], **options: Unpack[BatchOptions]
     ) -> list[int] | Coroutine[Any, Any, list[int]]:
-        """Create many tasks of this kind in one round trip; ids in the order of `items`."""
+        """Create many tasks of this kind in one statement, and return their ids in the order of `items`."""
         refuse_unknown("enqueue_many", options, BatchOptions)
         work = traced(lambda given: create_many_call(items, given, self.encode_payload), self._with(options))
         return run(conn, work, "fairq.Task.enqueue_many")  # type: ignore[no-any-return]
@@ -221,10 +221,10 @@ class Task(Generic[T, P, R_co]):
         self, conn: AsyncConnection, id: int, *, timeout: float | None = ...
     ) -> Coroutine[Any, Any, TaskResult[R_co]]: ...
     def result(self, conn: Any, id: int, *, timeout: float | None = None) -> Any:
-        """As `fairq.result`; what the handler returned is decoded to what it is annotated with."""
+        """`fairq.result`, with the result decoded to the handler's return annotation."""
         if not self.store_result:
             raise ConfigurationError(
-                f"task {self.kind!r} keeps no results",
+                f"task {self.kind!r} stores no results",
                 "Declare it with store_result=True, or ask fairq.result() how it ended.",
             )
         return run(conn, self._typed(waiting(id, timeout)), "fairq.Task.result")
@@ -243,7 +243,7 @@ class Task(Generic[T, P, R_co]):
         return _nothing() if self.is_async else None
 
     def encode_payload(self, payload: T, root: str = "payload") -> str:
-        """JSON text of a payload. What the handler could not decode is refused here, not in the worker."""
+        """The JSON text of a payload. Refuses what the handler could not decode."""
         if self._is_surely_decodable(payload):
             return encode(payload, root)
         try:
@@ -261,8 +261,8 @@ class Task(Generic[T, P, R_co]):
     def schedule(
         self, conn: Any, schedule: Schedule, name: str | None = None
     ) -> ScheduleState | Coroutine[Any, Any, ScheduleState]:
-        """Let it recur for one group, from the commit of `conn` on, which is an operator's. `name` is the
-        kind unless you say another.
+        """Make the task recur for one group. The name of the schedule defaults to the kind. Needs the rights
+        of `fairq_admin`.
         """
         steps = declared_steps(self.kind if name is None else name, self, schedule, None)
         return run(conn, steps, "fairq.Task.schedule")  # type: ignore[no-any-return]
@@ -270,11 +270,11 @@ class Task(Generic[T, P, R_co]):
     # Inside
 
     def _with(self, options: Mapping[str, Any]) -> dict[str, Any]:
-        """What tasks of this kind are told, and what this one is."""
+        """The declared options, overridden by these."""
         return self.options | {name: value for name, value in options.items() if value is not None}
 
     def _is_surely_decodable(self, payload: Any) -> bool:
-        # pydantic checked its models when they were made. Dataclasses and structs hold what they were given.
+        # pydantic validates its models when they are made; dataclasses and structs do not.
         annotation = self._annotation
         return annotation is Any or (
             type(payload) is annotation and hasattr(annotation, "__pydantic_validator__")
@@ -287,12 +287,12 @@ class Task(Generic[T, P, R_co]):
         """How to call the handler with a payload and a context."""
         handler: Any = self.handler
         if inspect.isgeneratorfunction(handler) or inspect.isasyncgenfunction(handler):
-            raise self._wrong("is a generator; calling it does nothing")
+            raise self._wrong("is a generator, which does nothing when called")
         try:
             rest = list(inspect.signature(handler).parameters.values())
-        except ValueError as exc:  # some that are written in C
+        except ValueError as exc:  # some functions written in C
             hint = "Declare a plain function that calls it."
-            raise self._wrong("says nothing about its parameters", hint) from exc
+            raise self._wrong("has no signature", hint) from exc
         first = next((each for each in rest if each.kind in _POSITIONAL), None)
         if first is not None:
             if first.name in ("self", "cls"):
@@ -309,7 +309,7 @@ class Task(Generic[T, P, R_co]):
             elif each is not context and (
                 first is None or (each.default is each.empty and each.kind not in _VARIADIC)
             ):
-                raise self._wrong(f"has a parameter {each.name!r} that nobody fills", _FORMS)
+                raise self._wrong(f"has a parameter {each.name!r} that gets no value", _FORMS)
         name = "" if context is None else context.name
         if first is None and self.batch is not None:
             raise self._wrong("takes no list", "def index(pages: list[Page], ctx: fairq.Batch)")
@@ -323,7 +323,7 @@ class Task(Generic[T, P, R_co]):
         target = self.handler if inspect.isroutine(self.handler) else type(self.handler).__call__
         try:
             return typing.get_type_hints(target, include_extras=True)
-        except Exception as exc:  # they are code: any error is possible
+        except Exception as exc:  # annotations are code: any error is possible
             text = f"the annotations of task {self.kind!r} cannot be resolved: {exc}"
             raise ConfigurationError(text) from exc
 
@@ -335,7 +335,7 @@ class Task(Generic[T, P, R_co]):
         if self.batch is None or hint is Any:
             return hint
         if (typing.get_origin(hint) or hint) not in (list, Sequence):
-            wrong = f"takes batches, and its payload is a {hint}"
+            wrong = f"takes batches, but its payload is a {hint}"
             raise self._wrong(wrong, "Annotate a list: def index(pages: list[Page])")
         return next(iter(typing.get_args(hint)), Any)
 
@@ -362,7 +362,7 @@ class Task(Generic[T, P, R_co]):
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 _FORMS = (
-    "A handler takes a payload, or keyword arguments, or nothing; and a context, if it wants one:"
+    "A handler takes a payload, or keyword arguments, or nothing, and optionally a context:"
     " def parse(payload, ctx), def parse(*, file: str, ctx)."
 )
 
@@ -389,7 +389,7 @@ async def _nothing() -> None: ...
 
 
 def checked(result: Any) -> Any:
-    """A handler that was not run at all must not count as one that succeeded."""
+    """The result of a handler. Raises TypeError for a coroutine or generator: the handler did not run."""
     if result is not None and (
         inspect.isawaitable(result) or inspect.isgenerator(result) or inspect.isasyncgen(result)
     ):
@@ -403,7 +403,7 @@ def checked(result: Any) -> Any:
 
 
 def is_async(function: object) -> bool:
-    """Whether what it returns is awaited; also of an object that is called."""
+    """Whether calling it returns a coroutine. Also works for callable objects."""
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
         getattr(function, "__call__", None)  # noqa: B004
     )

@@ -1,15 +1,14 @@
-"""For the tests of applications that use fairq.
+"""Helpers for the tests of applications that use fairq.
 
     fairq.testing.call(parse, Parse(file="a.pdf"))      # the handler alone, payload through JSON and back
 
     def test_upload(fairq_db):                          # a fixture of the pytest plugin
         upload(fairq_db, "a.pdf")
         assert [task.kind for task in testing.enqueued(fairq_db)] == ["parse"]
-        testing.drain(fairq_db, app)                    # creates, pops, runs, finishes: all in this one
-        transaction
+        testing.drain(fairq_db, app)                    # pops, runs and finishes, all in this transaction
 
-`drain` is a real worker with one slot, on the engine and not on an imitation of it; only that it works inside
-the transaction of the test, which is rolled back afterwards.
+`drain` works as a real worker with one slot, on the real engine, but inside the test's transaction, which is
+rolled back afterwards.
 """
 
 from __future__ import annotations
@@ -58,7 +57,7 @@ T = TypeVar("T")
 context: Final = partial(
     Context, id=1, attempt=1, max_attempts=1, group_key="test", queue="default", kind="test", worker_id=0
 )
-"""A context for a handler that is called by hand: its fields, where they matter."""
+"""A context for calling a handler yourself; pass the fields that matter."""
 
 
 def call(task: Task[T, ..., Any], payload: T, ctx: Context | None = None) -> Any:
@@ -72,7 +71,7 @@ def call(task: Task[T, ..., Any], payload: T, ctx: Context | None = None) -> Any
 
 
 async def call_async(task: Task[T, ..., Any], payload: T, ctx: Context | None = None) -> Any:
-    """`call` within a running event loop."""
+    """`call` for a running event loop."""
     invoked, whole = _invoked(task, payload, ctx)
     return _checked_result(task, await invoked if task.is_async else invoked, whole)
 
@@ -105,7 +104,7 @@ def _run_coroutine(coroutine: Coroutine[Any, Any, Any]) -> Any:
         return asyncio.run(coroutine)
     coroutine.close()
     raise ConfigurationError(
-        "an async handler cannot run here: an event loop is running already",
+        "an async handler cannot run here: an event loop is already running",
         "Await fairq.testing.call_async(…), or drain an async connection.",
     )
 
@@ -140,8 +139,8 @@ def enqueued(
     queue: str | None = None,
     group_key: GroupKey | None = None,
 ) -> Call[list[Enqueued]]:
-    """The live tasks that this transaction sees, in the order they were created. Of a declared task, their
-    payloads are decoded to its type.
+    """The live tasks that this transaction sees, oldest first. With a declared `task`, only its tasks, with
+    payloads decoded to its type.
     """
     if task is not None:
         kind, queue = task.kind, queue or task.queue
@@ -160,7 +159,7 @@ def _enqueued(row: queries.LiveTasksRow, task: Task[Any, ..., Any] | None) -> En
 
 @on_connection
 def freeze(at: datetime | None) -> Steps[None]:
-    """The engine's clock stands at this time until the transaction ends, or until None lets it run again."""
+    """Stop the engine's clock at this time, until the transaction ends or until None lets it run again."""
     return _freeze(at)
 
 
@@ -169,8 +168,8 @@ def _freeze(at: datetime | None) -> Steps[None]:
         raise ConfigurationError(f"at={at!r} names no time zone", "Pass an aware datetime.")
     if not (yield queries.set_clock.call(at="" if at is None else at.isoformat())).obeyed:
         raise ConfigurationError(
-            "the clock of this database is not for tests",
-            "Where it is: update fairq.settings set test_clock = true;",
+            "this database does not allow tests to set its clock",
+            "If it is a test database: update fairq.settings set test_clock = true;",
         )
 
 
@@ -208,14 +207,14 @@ def drain(
     raise_errors: bool = True,
     state: Any = None,
 ) -> Steps[list[Ran]]:
-    """Run all tasks that may run now, one after the other, in served order; also those that they enqueue.
+    """Run all tasks that may run now, one after the other, in served order, and the tasks that they enqueue.
 
-    All of it happens in the transaction of `conn`, nothing is committed. Where a task has a session, it is
-    `conn`. Each handler runs in a savepoint, which is rolled back when it raises. `at` moves the clock: tasks
-    that are due then run, retries and scheduled ones too. An exception that no handler raises on purpose is
-    raised here, once its task has been finished as a worker would; with `raise_errors=False` it is only told
-    of in the list. The timeout of a sync handler is not enforced. `state` stands in for what the app's
-    lifespan makes. Needs READ COMMITTED, as every worker.
+    All of it happens in the transaction of `conn`; nothing is committed. `conn` is also the session of tasks
+    that have one. Each handler runs in a savepoint, which is rolled back if it raises. `at` moves the clock,
+    so that tasks due then run, retries and scheduled ones too. An exception other than Fail, Retry,
+    RetryAfter and Cancelled is raised here once its task has been finished as by a worker; with
+    `raise_errors=False` it is only in the returned list. Timeouts of sync handlers are not enforced. `state`
+    replaces what the app's lifespan would open. Needs READ COMMITTED, as every worker does.
     """
     names = app.queues or ["default"] if queues is None else list(queues)
     manager = nullcontext(state) if state is not None or app.lifespan is None else app.lifespan()
@@ -227,7 +226,7 @@ def drain(
 
 
 def _span(manager: Any, ends: bool = False) -> Step:
-    """A lifespan begins, or ends."""
+    """Enter a lifespan, or leave it."""
 
     async def step(conn: Any, wait: Wait) -> Any:
         if wait is awaited and hasattr(manager, "__aenter__"):
@@ -235,7 +234,7 @@ def _span(manager: Any, ends: bool = False) -> Step:
         if not hasattr(manager, "__enter__"):
             raise ConfigurationError(
                 "the app's lifespan is async",
-                "Drain an async connection, or say what it makes: drain(…, state=…)",
+                "Drain an async connection, or pass what it opens: drain(…, state=…)",
             )
         return manager.__exit__(None, None, None) if ends else manager.__enter__()
 
@@ -243,7 +242,7 @@ def _span(manager: Any, ends: bool = False) -> Step:
 
 
 def _invoke(task: Task[Any, ..., Any], run: Runner, payload: Any, ctx: Any) -> Step:
-    """A handler and what is around it, run on whatever loop there is."""
+    """Run a handler, with what is around it, on this event loop or on a new one."""
 
     async def step(conn: Any, wait: Wait) -> Any:
         ctx.session = conn if task.session is not None else None
@@ -268,7 +267,7 @@ async def _in_time(coroutine: Coroutine[Any, Any, Any], task: Task[Any, ..., Any
 def _drain(
     app: App, queues: list[str], at: datetime | None, limit: int, raise_errors: bool, state: Any
 ) -> Steps[list[Ran]]:
-    """The work of one worker, apart from sending and running anything: that is done by who drives it."""
+    """The steps of one worker."""
     if at is not None:
         yield from _freeze(at)
     worker_id = yield queries.register_tester.call(name="fairq.testing", queues=queues)
@@ -278,8 +277,8 @@ def _drain(
         while row := (yield from _pop(queues, worker_id)):
             if len(ran) == limit:
                 raise FairqError(
-                    f"more than {limit} attempts were made, and there is still work",
-                    "A task that enqueues itself? Raise the limit: drain(…, limit=…)",
+                    f"drain made {limit} attempts, and there is still work",
+                    "Does a task enqueue itself? To raise the limit: drain(…, limit=…)",
                 )
             attempt = yield from _attempt(app, worker_id, row, savepoints, state)
             ran.append(attempt)
@@ -302,7 +301,7 @@ def _pop(queues: list[str], worker_id: int) -> Steps[queries.PopOneRow | None]:
 
 
 def _savepoints_work() -> Steps[bool]:
-    """In autocommit there are none, and none are needed: each statement stands alone."""
+    """Whether savepoints work. In autocommit they do not, and are not needed."""
     try:
         yield _SAVEPOINT
     except DatabaseError as exc:
@@ -348,7 +347,7 @@ def _attempt(app: App, worker_id: int, row: queries.PopOneRow, savepoints: bool,
 
     outcome = outcome_of(exception, task, row.attempt, result=answer)
     if exception is None and ctx.finished_in:
-        # Accepted only if that transaction rolled back: then the task is still ours.
+        # Accepted only if that transaction rolled back, so that the task is still ours.
         lost = outcome_of(FinishLost("the transaction of ctx.finish_in rolled back"), task, row.attempt)
         outcome = lost if (yield finish_call(ctx, lost)) else Outcome("succeeded")
     else:

@@ -314,7 +314,7 @@ def test_a_newer_database_has_its_own_exit_code(database: Database, option: str)
     done = fairq("migrate", option, "--dsn", database.dsn)
     assert done.exit_code == Exit.SCHEMA
     assert "fairq_0099" in done.stderr
-    assert "newer release" in done.stderr
+    assert "release that migrated" in done.stderr
 
 
 def test_a_held_lock_has_its_own_exit_code(empty_database: Database) -> None:

@@ -396,7 +396,7 @@ def test_a_group_that_nobody_has_heard_of_is_said_to_be_none(database: Database)
             "--timeout is 0.0",
             "A length of time such as 90s or 1h30m, more than 0.",
         ),
-        ("enqueue bob --concurrency-key=", "--concurrency-key is ''", "A text of 1 to 500 bytes"),
+        ("enqueue bob --concurrency-key=", "--concurrency-key is ''", "Pass a text of 1 to 500 bytes"),
     ],
 )
 def test_a_refusal_speaks_of_options_and_commands(
