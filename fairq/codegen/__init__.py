@@ -1,4 +1,4 @@
-"""Typed wrappers, generated from annotated SQL: two front ends, one model, two templates."""
+"""Generates typed wrappers from annotated SQL: two front ends, one model, two templates."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from fairq.codegen.model import GenerationError, Request, Template
 
 
 def generate(request: Request) -> dict[str, str]:
-    """File name to text, for the template the options name."""
+    """File names and texts, by the template that the options name."""
     if request.engine != "postgresql":
         raise GenerationError(f"engine {request.engine!r} is not supported", hint="use `engine: postgresql`")
     if request.options.template == Template.PSYCOPG:

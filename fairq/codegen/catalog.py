@@ -1,8 +1,8 @@
-"""What PostgreSQL itself says about a schema and its queries: the second front end's source of truth.
+"""The front end of `fairq gen`: reads the schema and the queries from PostgreSQL itself.
 
 `load` runs the schema files in an empty database, `catalog` reads what they made, `describe` prepares each
-query and reads types, names and nullability from the server. Only `*` in a select list is looked for here:
-its columns take its place, so that one added later cannot break a prepared statement.
+query and reads types, names and nullability from the server. Only `*` in a select list is handled here: it is
+replaced by its columns, so that a column added later cannot break a prepared statement.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def load(conn: psycopg.Connection[Any], files: Iterable[Path]) -> None:
 
 
 def without_rollback(text: str) -> str:
-    """A migration's way up, without pg_dump's commands to psql. Line numbers stay."""
+    """The upgrade part of a migration, without pg_dump's psql commands. Line numbers stay the same."""
     kept: list[str] = []
     for line in text.split("\n"):
         mark = line.strip().lower()
@@ -131,7 +131,7 @@ class _Type(NamedTuple):
 
 
 class Reader:
-    """One database, and what was asked about it so far. It must not change while a reader is in use.
+    """Reads one database and caches the answers, so the database must not change meanwhile.
 
     `promised` are patterns of functions that return no NULL.
     """
@@ -154,7 +154,7 @@ class Reader:
         return self._types[oid]
 
     def type_name(self, oid: int, dims: int = 0) -> tuple[TypeName, int]:
-        """The model's name of a type, and how many dimensions of array are around it."""
+        """The model's name of a type, and the number of array dimensions around it."""
         found = self.type(oid)
         if found.element:
             element = self.type(found.element)
@@ -165,8 +165,8 @@ class Reader:
         return self.type(oid).not_null
 
     def _relation(self, oid: int) -> nulls.RelationFacts:
-        # A NOT NULL that was added without checking the rows there (`not valid`, from 18 on) is none yet, and
-        # a table's rows are also those of the tables that inherit from it, where it may have been dropped.
+        # A NOT NULL added as `not valid` (from 18 on) does not hold yet. Tables that inherit from a table add
+        # their rows to it, and may have dropped its NOT NULL.
         rows = self.rows(
             """
             with recursive family as (
@@ -238,7 +238,7 @@ class Reader:
         return str(row.name)
 
     def catalog(self) -> Catalog:
-        """Everything user-made in the database, in an order that does not depend on when it was made."""
+        """Everything that users made in the database, in an order that does not depend on when."""
         inference = nulls.Inference(self)
         attributes: dict[int, list[Any]] = {}
         for row in self.rows(_ATTRIBUTES):
@@ -287,16 +287,16 @@ class _Field(NamedTuple):
 class _Description(NamedTuple):
     params: tuple[int, ...]
     fields: tuple[_Field, ...]
-    tree: nulls.Node | None  # None for a utility statement: it has no parameters, and no columns to speak of
+    tree: nulls.Node | None  # None for a utility statement, which has no parameters and hardly any columns
 
 
 def describe(reader: Reader, statement: Statement) -> Query:
-    """The model of one statement: its text with `*` spelled out, the types of its parameters and columns."""
+    """The model of one statement: its text with `*` expanded, and the types of its parameters and columns."""
     described = _describe(reader, statement, statement.text)
     stars = list(_stars(statement, described.tree))
     if stars:
         text = _expanded(reader, statement, stars)
-        # Lines keep their places: a star becomes one line's text.
+        # Line numbers stay the same, because a star expands within its line.
         statement = dataclasses.replace(statement, text=text)
         described = _describe(reader, statement, text)
     params = _parameters(reader, statement, described)
@@ -342,19 +342,19 @@ def _refused(statement: Statement, result: pq.abc.PGresult) -> GenerationError:
 
     message, hint = said(pq.DiagnosticField.MESSAGE_PRIMARY), said(pq.DiagnosticField.MESSAGE_HINT)
     if said(pq.DiagnosticField.SQLSTATE) in ("42P18", "42725"):
-        hint = hint or "write the type behind the placeholder: $1::text, @name::bigint"
+        hint = hint or "write the type after the placeholder: $1::text, @name::bigint"
     position = said(pq.DiagnosticField.STATEMENT_POSITION)
     place = int(position) - 1 if position else None
     return statement.error(f"PostgreSQL refuses the statement: {message}", hint, place)
 
 
 def _tree(reader: Reader, statement: Statement, text: str, params: Sequence[int]) -> nulls.Node | None:
-    """The analysed tree of a statement: the body of a function that exists until the end of this call.
+    """The analysed tree of a statement, read from a function that exists only during this call.
 
-    None where there is no such function (a utility statement, too many parameters): its columns are nullable.
+    None if no such function is possible (a utility statement, too many parameters): its columns are nullable.
     """
     types = ", ".join(
-        f"pg_catalog.{type_.name}"  # and not quoted: "char" has its quotes already
+        f"pg_catalog.{type_.name}"  # not quoted, because "char" has its quotes already
         if type_.schema == "pg_catalog"
         else sql.Identifier(type_.schema, type_.name).as_string()
         for type_ in map(reader.type, params)
@@ -374,8 +374,8 @@ def _tree(reader: Reader, statement: Statement, text: str, params: Sequence[int]
         if exc.sqlstate is None:
             raise
         if exc.sqlstate in _MAY_NOT_CREATE:
-            message = f"a temporary function is needed to read the statement: {exc.diag.message_primary}"
-            hint = "use a role that may create temporary objects, on a server that is no standby"
+            message = f"reading the statement needs a temporary function: {exc.diag.message_primary}"
+            hint = "use a role that may create temporary objects, on a server that is not a standby"
             raise statement.error(message, hint) from exc
         return None
     tree: nulls.Node = nulls.read_tree(row.tree)[0][0]
@@ -398,7 +398,7 @@ def _parameter(reader: Reader, placeholder: Placeholder, type_oid: int, uses: li
     # A value may be NULL when it is stored in a nullable column and in no other.
     stored = [inference.relation_column(use.relation, use.attribute) for use in uses if use.stored]
     not_null = not placeholder.nullable and (not stored or any(stored))
-    # The column it is stored in says most about it, then the one it is compared with.
+    # The column it is stored in names it best, then the one it is compared with.
     best = min(uses, key=lambda use: (not use.stored, not use.relation, not use.name), default=None)
     type_, dims = reader.type_name(type_oid)
     return Column(
@@ -412,13 +412,13 @@ def _parameter(reader: Reader, placeholder: Placeholder, type_oid: int, uses: li
 
 
 def _check_copy(reader: Reader, statement: Statement, tree: nulls.Node | None) -> None:
-    """`:copyfrom` sends rows by COPY: the statement may be a plain insert of its parameters, nothing else."""
-    hint = "write `insert into t (a, b) values ($1, $2)`, each value a placeholder of its own"
+    """`:copyfrom` uses COPY, so the statement must be a plain insert of its parameters."""
+    hint = "write `insert into t (a, b) values ($1, $2)`, with a placeholder for each value"
     if tree is None or tree.number("commandType") != nulls.INSERT:
         raise statement.error(":copyfrom needs an insert", hint)
     if isinstance(tree["onConflict"], nulls.Node) or tree.items("returningList"):
         raise statement.error(":copyfrom can neither handle conflicts nor return rows", hint)
-    # A cast to the column's own length, as for varchar(80), is what COPY does as well.
+    # COPY also casts to the column's length, as for varchar(80).
     numbers = [nulls.parameter(entry["expr"], reader) for entry in tree.items("targetList")]
     if sorted(number or 0 for number in numbers) != list(range(1, len(statement.placeholders) + 1)):
         raise statement.error(":copyfrom can only insert its parameters as they are", hint)
@@ -457,7 +457,7 @@ def _result_column(
 ) -> Column:
     type_oid, relation, attribute = described.type, described.relation, described.attribute
     if expression is not None:
-        # The server describes a domain's values by the type below it; the tree still knows the domain.
+        # The server describes a domain by its base type; the tree still has the domain.
         declared = int(nulls.type_of(expression) or 0)
         if declared and reader.type(declared).kind == "d":
             type_oid = declared
@@ -476,7 +476,7 @@ def _result_column(
 
 
 def _function_source(reader: Reader, variable: nulls.Node, tree: nulls.Node) -> tuple[int, int]:
-    """The table and column a variable stands for when it comes from `returns setof <table>`, else zeros."""
+    """The table and column of a variable that comes from `returns setof <table>`, else zeros."""
     entry = nulls.entry_of(variable, nulls.scope_of(tree))
     parts = entry.items("functions") if entry is not None else []
     call = parts[0]["funcexpr"] if len(parts) == 1 else None
@@ -496,7 +496,7 @@ def _embedded(reader: Reader, statement: Statement, star: _Star, tree: nulls.Nod
         raise statement.error(message, position=star.start)
     never_null = number not in scope.nulled
     if not never_null and not nulls.Inference(reader).relation_column(relation, 1):
-        message = f"an outer join may leave {star.qualifier} out, and nothing in its columns would tell"
+        message = f"an outer join may leave {star.qualifier} out, and no column would show that"
         hint = "put a NOT NULL column first in the table, or list the columns"
         raise statement.error(message, hint, star.start)
     name = reader.relation(relation).name
@@ -509,8 +509,8 @@ class _Star(NamedTuple):
     start: int
     end: int
     qualifier: str  # as written, empty for a bare star
-    first: int  # the result column it starts at
-    columns: tuple[tuple[str, str], ...]  # qualifier (empty where none is needed) and name of each
+    first: int  # its first result column
+    columns: tuple[tuple[str, str], ...]  # qualifier (empty if not needed) and name of each
     embed: bool
 
 
@@ -520,10 +520,10 @@ _LIST_ENDS = words(
 
 
 def _stars(statement: Statement, tree: nulls.Node | None) -> Iterator[_Star]:
-    """The stars of the outermost select or returning list, with what each stands for.
+    """The stars of the outermost select or returning list, with the columns of each.
 
-    Stars further inside stay: what they bring in is picked by name outside. So do those of UNION's branches,
-    whose shape the first one settles.
+    Stars of inner queries stay, because the outer query picks their columns by name. So do those in the
+    branches of a UNION, whose shape the first branch decides.
     """
     if tree is None or isinstance(tree["setOperations"], nulls.Node):
         return
@@ -540,8 +540,7 @@ def _stars(statement: Statement, tree: nulls.Node | None) -> Iterator[_Star]:
             start = item[0].start
             meant = targets[first : first + count]
             found = [(str(each["resname"]), _table_behind(each["expr"], tree)) for each in meant]
-            # A function may gain columns, and then every open connection's prepared statement that selects
-            # them all breaks (`0A000`).
+            # If the function gains columns, prepared statements that select all of them break (`0A000`).
             if function := next((alias for _, (alias, kind) in found if kind == nulls.FUNCTION), ""):
                 hint = "name the columns: `select t.a, t.b from f() as t`"
                 raise statement.error(f"selects * from function {function}", hint, start)
@@ -586,7 +585,7 @@ def _is_star(item: list[Token]) -> bool:
 
 
 def _width(item: list[Token], tree: nulls.Node) -> int:
-    """How many columns an item of a list brings; a bare star's is told by what the others leave."""
+    """How many columns an item of a list brings; for a bare star, the caller computes it from the others."""
     if not _is_star(item):
         return 1
     number = next(_entries_named(tree, item[-3].text), 0) if len(item) > 1 else 0
@@ -603,7 +602,7 @@ def _entries_named(tree: nulls.Node, qualifier: str) -> Iterator[int]:
 
 
 def _table_behind(expression: nulls.Node, tree: nulls.Node) -> tuple[str, int]:
-    """The alias and the kind of what a star's column comes from."""
+    """The alias and the kind of the source of a star's column."""
     if expression.tag != "VAR" or not expression.number("varno"):
         return "", -1
     entry = tree.items("rtable")[expression.number("varno") - 1]

@@ -1,4 +1,4 @@
-"""sqlc.yaml, as far as `fairq gen` needs it: where schema and queries are, and what is made from them."""
+"""sqlc.yaml, as far as `fairq gen` needs it: where the schema and the queries are, and what to generate."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _PLUGIN = "sqlc-gen-fairq"
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """One `codegen` entry: options, and the folder its files go to."""
+    """One `codegen` entry: the options, and the folder for the files."""
 
     out: Path
     options: Options
@@ -27,7 +27,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One `sql` entry: files in their order."""
+    """One `sql` entry, with its files in order."""
 
     schema: tuple[Path, ...]
     queries: tuple[Path, ...]
@@ -35,7 +35,7 @@ class Entry:
 
     @property
     def promised(self) -> tuple[str, ...]:
-        """Functions of which any target says that they return no NULL."""
+        """The functions that some target declares to return no NULL."""
         return tuple(name for target in self.targets for name in target.options.not_null_functions)
 
 
@@ -47,7 +47,7 @@ def find(folder: Path) -> Path:
                 return place / name
     raise GenerationError(
         f"no {FILE_NAMES[0]} in {folder} or {folder / 'sql'}",
-        hint="name it: fairq gen --config path/sqlc.yaml",
+        hint="name the file: fairq gen --config path/sqlc.yaml",
     )
 
 
@@ -63,7 +63,7 @@ def read(path: Path) -> tuple[Entry, ...]:
     except (OSError, ValueError, yaml.YAMLError) as exc:
         raise wrong(f"cannot be read: {exc}") from exc
     if not isinstance(document, dict) or not isinstance(document.get("sql"), list):
-        raise wrong("there is no list `sql`", 'version "2" of the format is needed')
+        raise wrong("there is no list `sql`", 'use version "2" of the format')
     version = document.get("version")
     if str(version) != "2":
         raise wrong(f"version {version!r} of the format is not supported", 'use version: "2"')
@@ -89,7 +89,7 @@ def read(path: Path) -> tuple[Entry, ...]:
             queries = _files(entry.get("queries"), path.parent, place, "queries")
             entries.append(Entry(schema, queries, tuple(targets)))
     if not entries:
-        hint = f"name {_PLUGIN} as a process plugin under `plugins`, and that plugin under `codegen`"
+        hint = f"declare {_PLUGIN} as a process plugin under `plugins`, and use it under `codegen`"
         raise wrong(f"no codegen entry uses {_PLUGIN}", hint)
     return tuple(entries)
 
@@ -103,7 +103,7 @@ def _is_ours(codegen: Mapping[str, Any], plugins: Mapping[Any, Mapping[str, Any]
 
 
 def _files(given: Any, folder: Path, place: str, what: str) -> tuple[Path, ...]:
-    """Files, folders (their .sql files by name) and patterns, in the order given; each file once."""
+    """The files of these paths, folders (their .sql files) and patterns, in order; each file once."""
     patterns = [given] if isinstance(given, str) else given
     if not isinstance(patterns, list) or not all(isinstance(pattern, str) for pattern in patterns):
         raise GenerationError(f"`{what}` must be a path or a list of paths", path=place)
@@ -119,15 +119,15 @@ def _files(given: Any, folder: Path, place: str, what: str) -> tuple[Path, ...]:
                 Path(each) for each in glob.glob(str(path), recursive=True) if each.endswith(".sql")
             )
             if not files:
-                message = f"`{what}`: {pattern} is neither file nor folder and matches none"
+                message = f"`{what}`: {pattern} is no file or folder, and matches no .sql file"
                 raise GenerationError(message, path=place)
-        # The way down of migrations that keep it in a file of its own.
+        # Downgrades of migrations are not part of the schema.
         found.update(dict.fromkeys(file for file in files if not file.name.endswith(".down.sql")))
     return tuple(found)
 
 
 def with_out(entries: tuple[Entry, ...], out: Path) -> tuple[Entry, ...]:
-    """The only target, writing to another folder."""
+    """The only target, with another folder."""
     if len(entries) != 1 or len(entries[0].targets) != 1:
-        raise GenerationError("--out is for a configuration with one codegen entry")
+        raise GenerationError("--out needs a configuration with exactly one codegen entry")
     return (replace(entries[0], targets=(replace(entries[0].targets[0], out=out),)),)

@@ -1,7 +1,7 @@
-"""What a front end knows and a template needs: the one model between them.
+"""The model between front ends and templates.
 
 Two front ends fill it: the sqlc process plugin (`fairq.codegen.plugin`) from sqlc's request, and `fairq gen`
-from PostgreSQL's own catalogue. Both templates (`sqlalchemy`, `psycopg`) read it and nothing else.
+from PostgreSQL's own catalogue. The templates (`sqlalchemy`, `psycopg`) read nothing else.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SYSTEM_SCHEMAS = frozenset({"pg_catalog", "information_schema"})
 
 
 class Command(enum.StrEnum):
-    """What a call does with its result: the word after the name in `-- name: GetTask :one`."""
+    """What a call returns: the word after the name in `-- name: GetTask :one`."""
 
     ONE = ":one"
     MANY = ":many"
@@ -42,7 +42,7 @@ class Template(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Name:
-    """The qualified name of a relation, a function or a user type. No schema: not known, or the default."""
+    """The qualified name of a relation, function or user type. No schema: unknown, or the default one."""
 
     schema: str
     name: str
@@ -53,10 +53,10 @@ class Name:
 
 @dataclass(frozen=True, slots=True)
 class TypeName:
-    """The element type of a column or parameter; how often it is wrapped in an array is `Column.dims`."""
+    """The element type of a column or parameter; `Column.dims` is the number of array dimensions."""
 
     schema: str
-    name: str  # PostgreSQL's own (`int4`, never `int4[]` or `_int4`); empty: the front end could not tell
+    name: str  # PostgreSQL's own (`int4`, never `int4[]` or `_int4`); empty: unknown
     spelling: str = ""  # sqlc's text
 
     def __str__(self) -> str:
@@ -70,12 +70,12 @@ class Column:
     name: str  # empty: PostgreSQL or sqlc has no name for it
     type: TypeName
     not_null: bool = False
-    dims: int = 0  # 0: a plain value, 1 and more: an array
+    dims: int = 0  # 0: a plain value, 1 or more: an array
     comment: str = ""
-    # Where the value comes from, when it is a column of a relation as it stands there.
+    # The relation that the value comes from, if it is an unchanged column.
     table: Name | None = None
-    original_name: str = ""  # the column's name in `table`, when the query renames it
-    # sqlc.embed(t): this one entry stands for all columns of `t`, in order.
+    original_name: str = ""  # the column's name in `table`, if the query renames it
+    # sqlc.embed(t): this entry stands for all columns of `t`, in order.
     embed: Name | None = None
 
 
@@ -96,10 +96,10 @@ class Query:
     params: tuple[Parameter, ...] = ()
     columns: tuple[Column, ...] = ()
     comments: tuple[str, ...] = ()  # each `--` line after the name line, without its dashes
-    one_row: bool = False  # always gives exactly one, such as a SELECT without FROM
-    insert_into: Name | None = None  # the target of an insert; :copyfrom copies into it
-    path: str = ""  # the file, as a reader would open it; for messages
-    line: int = 0  # the line of `-- name:` in it, counted from 1; 0: not known
+    one_row: bool = False  # always returns exactly one row, such as a SELECT without FROM
+    insert_into: Name | None = None  # the target of an insert, also of :copyfrom
+    path: str = ""  # the file's path, for messages
+    line: int = 0  # the line of `-- name:` in it, counted from 1; 0: unknown
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +118,7 @@ class Enum:
 
 @dataclass(frozen=True, slots=True)
 class Domain:
-    """A named type over another, with its checks. sqlc's request has none: only `fairq gen` fills it."""
+    """A domain. Only `fairq gen` fills it: sqlc's request has none."""
 
     name: Name
     base: TypeName
@@ -129,7 +129,7 @@ class Domain:
 
 @dataclass(frozen=True, slots=True)
 class Composite:
-    """A row type made by `create type … as (…)`. From sqlc's request the fields are not known and empty."""
+    """A row type made by `create type … as (…)`. Without fields if it comes from sqlc's request."""
 
     name: Name
     fields: tuple[Column, ...] = ()
@@ -151,14 +151,14 @@ UserType = Enum | Domain | Composite | Range
 
 @dataclass(frozen=True, slots=True)
 class Catalog:
-    """What users made, in an order that does not depend on when."""
+    """What users made in the database, in an order that does not depend on when."""
 
     relations: tuple[Relation, ...] = ()
     types: tuple[UserType, ...] = ()
     default_schema: str = "public"
 
     def user_type(self, type_: TypeName) -> UserType | None:
-        """The type of this name; without a schema, that of the default one, then of the others in order."""
+        """The type of this name; without a schema, looked up in the default one, then in the others."""
         found = [
             each
             for each in self.types
@@ -168,14 +168,14 @@ class Catalog:
         return min(found, key=lambda each: each.name.schema != self.default_schema, default=None)
 
     def relation(self, name: Name) -> Relation | None:
-        """The table or view of this name, or None; an empty schema means the default one."""
+        """The table or view of this name, if there is one; an empty schema means the default one."""
         wanted = Name(name.schema or self.default_schema, name.name)
         return next((each for each in self.relations if each.name == wanted), None)
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """The `options` of a `codegen` entry in sqlc.yaml: those of sqlc-gen-python 1.3.0, then our own."""
+    """The `options` of a `codegen` entry in sqlc.yaml: those of sqlc-gen-python 1.3.0, then fairq's."""
 
     package: str = ""
     out: str = ""
@@ -186,14 +186,14 @@ class Options:
     emit_str_enum: bool = False
     query_parameter_limit: int = 4  # more parameters become one Params object; 0: always
     inflection_exclude_table_names: tuple[str, ...] = ()
-    # ours
+    # fairq's own
     template: Template = Template.SQLALCHEMY
-    # sqlalchemy: the reference's output to the byte, with its `Any` where it cannot tell a type.
+    # sqlalchemy: exactly the reference's output, with its `Any` for types it does not know.
     strict: bool = False
-    raw_json: bool = False  # psycopg: json and jsonb come and go as text that nobody decodes
-    # Patterns of `schema.function`: what these return is never NULL, unless the query file says so.
+    raw_json: bool = False  # psycopg: json and jsonb stay text
+    # Patterns of `schema.function`: these never return NULL, unless the query file says so.
     not_null_functions: tuple[str, ...] = ()
-    # PostgreSQL's name of a type (qualified unless in pg_catalog or the default schema) to the Python type.
+    # Python types by PostgreSQL's names (qualified unless in pg_catalog or the default schema).
     types: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -209,7 +209,7 @@ class Request:
 
 
 class Untypable(Exception):
-    """Why a column has no Python type, and what the author of the SQL can do."""
+    """A column has no Python type. The hint says what the author of the SQL can do."""
 
     def __init__(self, message: str, hint: str) -> None:
         super().__init__(message)
@@ -217,7 +217,7 @@ class Untypable(Exception):
 
 
 class GenerationError(Exception):
-    """Nothing was generated; says where and what to do. `str()` is the whole message for a terminal."""
+    """Nothing was generated. `str()` is the whole message, with the place and the hint."""
 
     def __init__(
         self, message: str, *, hint: str = "", path: str = "", line: int = 0, query: str = ""
@@ -229,13 +229,13 @@ class GenerationError(Exception):
 
 
 def error_in(query: Query, message: str, hint: str = "") -> GenerationError:
-    """The error that points at a query's name line."""
+    """An error at a query's name line."""
     path = query.path or query.source
     return GenerationError(message, hint=hint, path=path, line=query.line, query=query.name)
 
 
 def parse_options(given: Any, path: str = "") -> Options:
-    """Options from their JSON or YAML form. A misspelled name or a value of the wrong type is an error."""
+    """Options from their JSON or YAML form. Unknown names and wrong types are errors."""
     if not isinstance(given, Mapping):
         raise GenerationError("the options must be a map", path=path)
     known = {field.name for field in dataclasses.fields(Options)}
@@ -245,13 +245,13 @@ def parse_options(given: Any, path: str = "") -> Options:
             hint = f"did you mean {close[0]}?" if close else f"known options: {', '.join(sorted(known))}"
             raise GenerationError(f"unknown option {name!r}", hint=hint, path=path)
     try:
-        # A key without a value is as good as absent: YAML writes `package:` as null.
+        # A key without a value counts as absent: YAML reads `package:` as null.
         present = {name: value for name, value in given.items() if value is not None}
         options: Options = decoder(Options).plain(present, "options")
     except NotDecodable as exc:
         raise GenerationError(str(exc), path=path) from None
     if not options.package:
-        hint = "name the Python package the generated modules import `models` from"
+        hint = "name the Python package from which generated modules import `models`"
         raise GenerationError("option 'package' is missing", hint=hint, path=path)
     if options.query_parameter_limit < 0:
         hint = "query_parameter_limit must be 0 or more"

@@ -1,4 +1,4 @@
-"""How names in SQL become names in Python, by the same rules in both templates."""
+"""How names in SQL become names in Python; both templates use the same rules."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _NOT_IN_NAMES = re.compile(r"[^a-zA-Z0-9_]+")
 
 
 def class_name(name: str) -> str:
-    """`block_state` to `BlockState`; letters after the first of a part stay as they are."""
+    """`block_state` to `BlockState`; the other letters of each part stay unchanged."""
     return "".join(_capitalise_words(part) for part in name.split("_"))
 
 
@@ -39,7 +39,7 @@ def method_name(name: str) -> str:
 
 
 def member_name(value: str) -> str:
-    """The name of an enum's member: `in-progress` to `IN_PROGRESS`. Empty when no letter or digit is left."""
+    """The name of an enum's member: `in-progress` to `IN_PROGRESS`. Empty if no letter or digit is left."""
     joined = re.sub(r"[-:/]", "_", value)
     return _NOT_IN_NAMES.sub("", joined).upper()
 
@@ -54,7 +54,7 @@ def enum_class_name(name: Name, catalog: Catalog) -> str:
 
 
 def model_class_name(name: Name, catalog: Catalog, options: Options) -> str:
-    """The class of a table or view: singular, with its schema in front unless that is the default one."""
+    """The class of a table or view: singular, prefixed with its schema unless that is the default one."""
     table = qualified(name, catalog)
     if not options.emit_exact_table_names:
         table = singular(table, options.inflection_exclude_table_names)
@@ -62,8 +62,8 @@ def model_class_name(name: Name, catalog: Catalog, options: Options) -> str:
 
 
 def identifier(name: str, fallback: str) -> str:
-    """A name that Python accepts: odd signs become `_`, a keyword gets one behind, a digit one in front."""
-    # Python reads identifiers in this form, so two names that differ in it only would be one.
+    """A name that Python accepts: odd characters become `_`, `_` follows a keyword and precedes a digit."""
+    # Python normalises identifiers to this form, so names that differ only before it would be equal.
     normal = unicodedata.normalize("NFKC", name)
     cleaned = "".join(char if f"_{char}".isidentifier() else "_" for char in normal)
     if not cleaned.strip("_") and normal.strip("_"):
@@ -76,12 +76,12 @@ def identifier(name: str, fallback: str) -> str:
 
 def check_free(file: str, taken: Container[str], source: str) -> None:
     if file in taken:
-        message = f"{source} would be written to {file}, which is taken"
+        message = f"{source} would be generated as {file}, which is taken"
         raise GenerationError(message, hint="rename the query file", path=source)
 
 
 def distinct(names: Iterable[str]) -> list[str]:
-    """Repeated names numbered from the second on: `id`, `id_2`, `id_3`; never onto a name that is taken."""
+    """Numbers repeated names from the second on, `id`, `id_2`, `id_3`, and skips names that are taken."""
     given = list(names)
     taken = set(given)
     seen: Counter[str] = Counter()
@@ -98,15 +98,15 @@ def distinct(names: Iterable[str]) -> list[str]:
 
 
 # --- Singulars ----------------------------------------------------------------------------------------------
-# The reference applies the rules of Rails as jinzhu/inflection v1.0.0 has them: the first rule that matches
-# wins, it matches at the end of the whole name (so `app_people` is `app_person`), and each rule is tried in
-# capitals, as written, and in any mix of case. Its known slips (`canvas` gives `canva`, `data` gives `datum`)
-# are part of the contract: `inflection_exclude_table_names` and `emit_exact_table_names` avoid them.
+# The reference applies the rules of Rails as in jinzhu/inflection v1.0.0: the first rule that matches wins,
+# it matches at the end of the whole name (so `app_people` becomes `app_person`), and each rule is tried in
+# capitals, as written, and in any mix of case. Its known mistakes (`canvas` becomes `canva`, `data` becomes
+# `datum`) are part of the contract; `inflection_exclude_table_names` and `emit_exact_table_names` avoid them.
 
-# Left alone, when they are the whole name; the last two by the generators themselves.
+# Kept if they are the whole name; the last two by the generators themselves.
 _KEPT = words("equipment information rice money species series fish sheep jeans police campus meta")
 _IRREGULAR = "people=person men=man children=child sexes=sex moves=move mombies=mombie"
-# Tried in their order. `^` and `$` are the ends of the whole name.
+# Tried in this order. `^` and `$` match the ends of the whole name.
 _RULES = r"""
     (database)s$=\1 (quiz)zes$=\1 (matr)ices$=\1ix (vert|ind)ices$=\1ex ^(ox)en=\1 (alias|status)(?:es)?$=\1
     (octop|vir)(?:us|i)$=\1us ^(a)x[ie]s$=\1xis (cris|test)(?:is|es)$=\1is (shoe)s$=\1 (o)es$=\1
@@ -118,7 +118,7 @@ _RULES = r"""
 
 
 def singular(name: str, exclude: Iterable[str] = ()) -> str:
-    """The singular of `name`; a name in `exclude` (in any case) stays as it is."""
+    """The singular of `name`; a name in `exclude` (in any case) stays unchanged."""
     if name.casefold() in {*_KEPT, *(each.casefold() for each in exclude)}:
         return name
     for pattern, replacement in _compiled():

@@ -1,13 +1,13 @@
 """Which columns of a query can be NULL, and what each parameter stands for, from PostgreSQL's parse tree.
 
-Describing a prepared statement gives types, not nullability. PostgreSQL keeps the analysed tree of every
+Describing a prepared statement gives types, but not nullability. PostgreSQL stores the analysed tree of every
 view (`pg_rewrite.ev_action`) and of every SQL-standard function body (`pg_proc.prosqlbody`) as text. So
-`fairq gen` makes a temporary function of each query and reads its tree here: names are resolved, `*` is
-expanded, and each column says which relation it comes from.
+`fairq gen` makes a temporary function of each query, and this module reads its tree: names are resolved, `*`
+is expanded, and each column names its relation.
 
-The rule is to be sound, not clever: a column is NOT NULL only when every step from a constraint or a
-constant up to it is known to keep it so. Everything else is nullable, and `-- fairq: not null <column>` in
-the query file is the author's word against it.
+The inference is sound rather than clever: a column is NOT NULL only if every step from a constraint or a
+constant to it is known to preserve that. Everything else is nullable, unless the query file says
+`-- fairq: not null <column>`.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Node:
         return value if isinstance(value, list) else []
 
 
-# ASCII: only those blanks part the tokens, all others are letters of a name.
+# ASCII: only ASCII blanks separate tokens, others belong to names.
 _TREE_TOKEN = re.compile(r"[(){}]|(?:\\.|[^\s(){}\\])+", re.DOTALL | re.ASCII)
 
 
@@ -58,7 +58,7 @@ def read_tree(text: str) -> Any:
             while name != "}":
                 node.fields[name[1:]] = value(next(tokens))
                 name = next(tokens)
-                if name == "[":  # a constant is its length, then its bytes
+                if name == "[":  # a constant: its length, then its bytes
                     while name != "]":
                         name = next(tokens)
                     name = next(tokens)
@@ -75,7 +75,7 @@ def read_tree(text: str) -> Any:
 
 
 def walk(value: Any, leave_out: str = "") -> Iterator[Node]:
-    """Every node below and including `value`, without those with the tag `leave_out` and what is below."""
+    """`value` and every node below it, without nodes with the tag `leave_out` and those below them."""
     if isinstance(value, Node) and value.tag != leave_out:
         yield value
         value = list(value.fields.values())
@@ -84,7 +84,7 @@ def walk(value: Any, leave_out: str = "") -> Iterator[Node]:
             yield from walk(item, leave_out)
 
 
-# -------------------------------------------------------------------------------------------- what is known
+# -------------------------------------------------------------------------------------------------- facts
 
 SELECT, UPDATE, INSERT, DELETE, MERGE = 1, 2, 3, 4, 5  # CmdType
 _RELATION, _SUBQUERY, _JOIN, FUNCTION, _VALUES, _CTE, _GROUP = 0, 1, 2, 3, 5, 6, 9  # RTEKind
@@ -94,9 +94,9 @@ _UNION, _INTERSECT = 1, 2  # SetOperation
 _EXPLICIT_OR_IMPLICIT_CAST = ("1", "2")  # CoercionForm
 
 
-# Built-in functions that return a value whenever none of their arguments is NULL. Not listed: those that
-# return NULL for "no match", "no such key" or "out of range" (substring, ->, nullif, regexp_match,
-# array_length), and those that do for infinity (extract, date_part, to_char).
+# Built-in functions that never return NULL unless an argument is NULL. Not listed: those that return NULL for
+# "no match", "no such key" or "out of range" (substring, ->, nullif, regexp_match, array_length), or for
+# infinity (extract, date_part, to_char).
 _KEEPS_NOT_NULL = words(
     """abs acos array_append array_cat array_prepend ascii asin atan atan2 bit_count bit_length btrim
     cardinality ceil ceiling char_length character_length chr clock_timestamp concat concat_ws
@@ -112,7 +112,7 @@ _KEEPS_NOT_NULL = words(
     statement_timestamp string_to_array strpos tan timezone to_hex to_json to_jsonb
     transaction_timestamp translate trunc txid_current upper_inc upper_inf uuidv4 uuidv7"""
 )
-# Of text only: a range without a bound has none.
+# For text only: a range without a bound has NULL.
 _KEEPS_TEXT_NOT_NULL = words("lower upper")
 _OPERATORS = words(
     "= <> != < > <= >= + - * / % ^ || ~ ~* !~ !~* ~~ !~~ ~~* !~~* && @> <@ ? ?| ?& & | << >> -|-"
@@ -120,7 +120,7 @@ _OPERATORS = words(
 _AGGREGATES_OF_VALUES = words("sum min max avg bool_and bool_or every string_agg bit_and bit_or bit_xor")
 _AGGREGATES_OF_ROWS = words("array_agg json_agg jsonb_agg json_object_agg jsonb_object_agg")
 _WINDOW_FUNCTIONS = words("row_number rank dense_rank percent_rank cume_dist count")
-# Set-returning built-ins whose first column is never NULL, and those whose second is not either.
+# Set-returning built-ins whose first column is never NULL, and those whose second column is not either.
 _SET_FUNCTIONS = words(
     """generate_series generate_subscripts json_array_elements json_each json_each_text json_object_keys
     jsonb_array_elements jsonb_each jsonb_each_text jsonb_object_keys regexp_split_to_table"""
@@ -138,10 +138,10 @@ _TEXT_TYPES = frozenset({"25"})
 class FunctionFacts:
     schema: str
     name: str
-    # The table whose rows it returns, for `returns setof <table>`: its NOT NULLs are taken as promised.
+    # The table of `returns setof <table>`, whose NOT NULLs are trusted.
     rows_of: int | None
     param_names: tuple[str, ...] = ()
-    promised: bool = False  # its author says that it returns no NULL, in no column
+    promised: bool = False  # declared to return no NULL in any column
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +153,7 @@ class RelationFacts:
 
 
 class Facts(Protocol):
-    """What the inference asks the catalogue, by object id."""
+    """What the inference needs from the catalogue, by object id."""
 
     def relation(self, oid: int) -> RelationFacts: ...
     def function(self, oid: int) -> FunctionFacts: ...
@@ -163,7 +163,7 @@ class Facts(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """A query inside those around it. `nulled`: the range table entries that outer joins may set to NULL."""
+    """A query and its outer queries. `nulled` are the range table entries that may be all NULL."""
 
     query: Node
     outer: Scope | None
@@ -179,10 +179,10 @@ class Scope:
 def scope_of(query: Node, outer: Scope | None = None) -> Scope:
     every = frozenset(range(1, len(query.items("rtable")) + 1))
     if query.items("groupingSets"):
-        # Rows of a coarser grouping have NULL in the columns they leave out.
+        # Rows of a coarser grouping have NULL in the columns they omit.
         nulled = every
     elif query.number("commandType") == MERGE:
-        # Which side may be missing depends on the WHEN clauses; only the target's row is always there.
+        # Which side may be missing depends on the WHEN clauses; only the target's row always exists.
         nulled = every - {query.number("resultRelation")}
     else:
         nulled = _nulled(query["jointree"])
@@ -190,7 +190,7 @@ def scope_of(query: Node, outer: Scope | None = None) -> Scope:
 
 
 def entry_of(variable: Node, scope: Scope) -> Node | None:
-    """The range table entry of this very query that a variable stands for a column of."""
+    """The range table entry of a variable, if it belongs to this very query."""
     here = variable.tag == "VAR" and not variable.number("varlevelsup") and variable.number("varno") > 0
     return scope.entry(variable.number("varno")) if here else None
 
@@ -215,7 +215,7 @@ def _entries(item: Any) -> frozenset[int]:
 
 
 def one_row(query: Node) -> bool:
-    """Whether a query always gives exactly one row: a SELECT without FROM, or of aggregates of all rows."""
+    """Whether a query always returns exactly one row: a SELECT without FROM, or only of aggregates."""
     tree = query["jointree"]
     no_from = not tree.items("fromlist") and tree["quals"] is None
     of_all = query.flag("hasAggs") and not query.items("groupClause")
@@ -239,13 +239,13 @@ def output(query: Node) -> list[Node]:
 
 
 class Inference:
-    """Answers for one set of facts. `nullable_params`: numbers of parameters that may be NULL."""
+    """Infers nullability from facts. `nullable_params` are the numbers of parameters that may be NULL."""
 
     def __init__(self, facts: Facts, nullable_params: frozenset[int] = frozenset()) -> None:
         self._facts = facts
         self._nullable_params = nullable_params
-        # Results being worked out. A recursive query is taken for NOT NULL in itself. That is induction: rows
-        # come from the first term, or from earlier rows by the second.
+        # Results being computed. A recursive query counts as NOT NULL inside itself, by induction: its rows
+        # come from the first term, or through the second term from earlier rows.
         self._open: set[tuple[int, int]] = set()
 
     def columns(self, query: Node, outer: Scope | None = None) -> list[bool]:
@@ -336,7 +336,7 @@ class Inference:
             return False
         given = {type_ for type_ in map(type_of, node.items("args")) if type_}
         if node["funcformat"] in _EXPLICIT_OR_IMPLICIT_CAST:
-            # JSON's null cast to a number is NULL from PostgreSQL 18 on, and infinity has no time of day.
+            # From PostgreSQL 18 on JSON's null cast to a number is NULL, and infinity has no time of day.
             keeps = not given & _JSON_TYPES and node["funcresulttype"] not in _TIME_TYPES
         elif known.name in _KEEPS_TEXT_NOT_NULL:
             keeps = given <= _TEXT_TYPES
@@ -350,7 +350,7 @@ class Inference:
             return False
         if known.name == "count":
             return True
-        # Without GROUP BY a group can be empty, with FILTER its rows can be left out.
+        # Without GROUP BY there may be no rows, and FILTER may leave them out.
         levels = scope.up(node.number("agglevelsup"))
         if not levels.query.items("groupClause") or levels.query.items("groupingSets") or node["aggfilter"]:
             return False
@@ -370,7 +370,7 @@ class Inference:
     def _variable(self, node: Node, scope: Scope) -> bool:
         scope = scope.up(node.number("varlevelsup"))
         number, attribute = node.number("varno"), node.number("varattno")
-        # `returning old.x` and `new.x`: one of the two rows may not exist.
+        # In `returning old.x, new.x` one of the two rows may not exist.
         if number in scope.nulled or node.number("varreturningtype") or not number:
             return False
         entry = scope.entry(number)
@@ -397,7 +397,7 @@ class Inference:
         query = next(
             each["ctequery"] for each in scope.query.items("cteList") if each["ctename"] == entry["ctename"]
         )
-        # SEARCH and CYCLE add columns behind the query's own.
+        # SEARCH and CYCLE add columns after the query's own.
         return attribute <= len(output(query)) and self._column(query, attribute - 1, scope)
 
     def _function_column(self, entry: Node, attribute: int) -> bool:
@@ -420,7 +420,7 @@ class Inference:
 
 
 def type_of(expression: Node) -> str:
-    """The type of a value, as far as its node says it."""
+    """The type of a value, if its node has one."""
     for name in ("vartype", "consttype", "paramtype", "resulttype", "funcresulttype", "opresulttype"):
         if expression[name] is not None:
             return str(expression[name])
@@ -432,7 +432,7 @@ def type_of(expression: Node) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """Where a parameter stands: the column it is stored in or compared with, or the argument it fills."""
+    """A use of a parameter: the column it is stored in or compared with, or the argument it fills."""
 
     number: int
     name: str = ""
@@ -445,7 +445,7 @@ _WRAPPERS = words("RELABELTYPE COERCEVIAIO ARRAYCOERCEEXPR COERCETODOMAIN COLLAT
 
 
 def uses(query: Node, facts: Facts) -> list[Use]:
-    """Where the parameters of a query stand, in any order; one may appear several times, or never."""
+    """The uses of a query's parameters, in any order."""
     return [use for node in walk(query) if node.tag == "QUERY" for use in _uses_in(node, facts)]
 
 
@@ -484,7 +484,7 @@ def _uses_in(query: Node, facts: Facts) -> Iterator[Use]:
 
 
 def _values(expression: Any, scope: Scope) -> Iterator[Any]:
-    """What an insert stores in a column: the expression, or one per row of VALUES, or that of its SELECT."""
+    """What an insert stores in a column: an expression, one per row of VALUES, or that of its SELECT."""
     entry = entry_of(expression, scope) if isinstance(expression, Node) else None
     if entry is not None:
         attribute = expression.number("varattno")
@@ -499,7 +499,7 @@ def _values(expression: Any, scope: Scope) -> Iterator[Any]:
 
 
 def parameter(node: Any, facts: Facts) -> int | None:
-    """The number of the parameter that `node` is, under any casts."""
+    """The parameter's number, if `node` is a parameter inside any casts."""
     while isinstance(node, Node) and node.tag != "PARAM":
         if node.tag in _WRAPPERS:
             node = node["arg"]

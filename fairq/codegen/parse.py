@@ -1,8 +1,8 @@
-"""Query files split into annotated statements, their placeholders written as PostgreSQL's `$n`.
+"""Splits query files into annotated statements, with placeholders written as PostgreSQL's `$n`.
 
-A statement starts at its name line, `-- name: PopTasks :many`, and ends at the next one. Comment lines become
-annotations and leave the text, as in sqlc. `sqlc.arg(x)`, `sqlc.narg(x)` and `@x` become `$1`, `$2`, … in the
-order they first appear; `sqlc.embed(t)` becomes `t.*`.
+A statement starts at its name line, `-- name: PopTasks :many`, and ends at the next one. As in sqlc, comment
+lines become annotations and are removed from the text. `sqlc.arg(x)`, `sqlc.narg(x)` and `@x` become `$1`,
+`$2`, … in order of appearance; `sqlc.embed(t)` becomes `t.*`.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Token:
 
 @dataclass(frozen=True, slots=True)
 class Placeholder:
-    """What the query file says about `$number`: its name, if any, and whether NULL is welcome (`narg`)."""
+    """What the query file says about `$number`: its name, if any, and whether it may be NULL (`narg`)."""
 
     number: int
     name: str = ""
@@ -72,13 +72,13 @@ class Statement:
     text: str
     path: str
     line: int  # of the name line, from 1
-    lines: tuple[int, ...]  # for each line of `text`, its line in the file
+    lines: tuple[int, ...]  # the line in the file of each line of `text`
     comments: tuple[str, ...] = ()
     placeholders: tuple[Placeholder, ...] = ()
-    embeds: tuple[int, ...] = ()  # where in the text a `relation.*` stands for `sqlc.embed(relation)`
+    embeds: tuple[int, ...] = ()  # where in the text a `relation.*` was `sqlc.embed(relation)`
 
     def error(self, message: str, hint: str = "", position: int | None = None) -> GenerationError:
-        """An error at `position`, a character offset in `text`; at the name line when there is none."""
+        """An error at `position`, a character offset in `text`; by default at the name line."""
         line = self.line
         if position is not None and self.lines:
             line = self.lines[min(self.text.count("\n", 0, position), len(self.lines) - 1)]
@@ -86,7 +86,7 @@ class Statement:
 
 
 def tokens(sql: str) -> Iterator[Token]:
-    """The lexical elements of SQL, comments and white space included; joined they are the text again."""
+    """The tokens of SQL, comments and white space included; joined, they are the text again."""
     position = 0
     while position < len(sql):
         match = _TOKEN.match(sql, position)
@@ -114,7 +114,7 @@ def _end_of_block_comment(sql: str, start: int) -> int:
 
 
 def parse_file(text: str, path: str) -> list[Statement]:
-    """The statements of a query file in their order."""
+    """The statements of a query file, in order."""
     starts = [
         token
         for token in tokens(text)
@@ -148,7 +148,7 @@ def _statement(body: str, name_line: str, path: str, line: int) -> Statement:
         raise GenerationError(message, hint=hint, path=path, line=line, query=name)
     text, lines, comments = _without_comment_lines(body, line)
     plain = Statement(name, Command(named["cmd"]), text, path, line, lines, comments)
-    # A block has one statement; its semicolon is optional.
+    # A block has one statement, with an optional semicolon.
     words = [token for token in tokens(text) if not token.is_blank]
     if end := next((token for token in words if token.text == ";"), None):
         if rest := words[words.index(end) + 1 :]:
@@ -156,14 +156,14 @@ def _statement(body: str, name_line: str, path: str, line: int) -> Statement:
             raise plain.error("a second statement follows the first", hint, rest[0].start)
         plain, words = replace(plain, text=text[: end.start].rstrip()), words[:-1]
     if not words:
-        raise plain.error("there is no statement below the name line")
+        raise plain.error("no statement follows the name line")
     return _with_numbers(plain)
 
 
 def _without_comment_lines(body: str, name_line: int) -> tuple[str, tuple[int, ...], tuple[str, ...]]:
-    """The text without comment lines, the file's line of each line left, and those comments.
+    """The text without comment lines, the line in the file of each remaining line, and the comments.
 
-    An indented comment belongs to the statement, as sqlc sees it.
+    An indented comment belongs to the statement, as in sqlc.
     """
     inside_string: set[int] = set()
     for token in tokens(body):
@@ -185,7 +185,7 @@ def _without_comment_lines(body: str, name_line: int) -> tuple[str, tuple[int, .
 
 
 def _with_numbers(statement: Statement) -> Statement:
-    """The same statement with every placeholder written as `$n`, and what was said about each."""
+    """The statement with all placeholders written as `$n`, and what was said about each."""
     numbers: dict[str, int] = {}
     nullable: set[int] = set()
     positional: set[int] = set()

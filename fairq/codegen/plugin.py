@@ -45,7 +45,7 @@ def main() -> None:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Answer the request on stdin; the exit code."""
+    """Answer the request on stdin, and return the exit code."""
     if arguments and arguments[0] != _METHOD:
         hint = "sqlc starts this program: name it as `process: {cmd: sqlc-gen-fairq}` under `plugins`"
         print(f"sqlc-gen-fairq: unknown method {arguments[0]!r}\nhint: {hint}", file=sys.stderr)
@@ -63,7 +63,7 @@ def run(arguments: Sequence[str]) -> int:
 def respond(data: bytes) -> bytes:
     """The response to one request, in the request's own form."""
     try:
-        # Here, and not at the top: without the extra `codegen` there must be a message, not a traceback.
+        # Imported here so that a missing extra `codegen` gives a message, not a traceback.
         from fairq.codegen import generate, protocol
 
         request = to_model(protocol.read_request(data))
@@ -79,13 +79,13 @@ def to_model(message: Any) -> Request:
         options = parse_options(json.loads(message.plugin_options or b"{}"))
     except ValueError as exc:
         raise GenerationError(f"the plugin's options are not JSON: {exc}") from exc
-    # sqlc describes PostgreSQL's own 200 tables in every request; nothing is generated for them.
+    # Every request of sqlc also describes PostgreSQL's own 200 tables.
     schemas = [schema for schema in message.catalog.schemas if schema.name not in SYSTEM_SCHEMAS]
-    # User types first: a column that names one without its schema needs them to be told where it is.
+    # User types first, because columns may name them without their schema.
     types = Catalog((), tuple(_user_types(schemas)), message.catalog.default_schema)
 
     def column(described: Any) -> Column:
-        # The reference does not see an array in a type's text, such as `text[]`.
+        # The reference does not recognise an array in a type's text, such as `text[]`.
         return _column(described, types, text_says_array=not options.strict)
 
     relations = tuple(
@@ -139,7 +139,7 @@ _AGGREGATES = words("count sum min max avg bool_and bool_or every string_agg arr
 
 
 def _gives_one_row(sql: str) -> bool:
-    """Whether it is a SELECT of nothing but values and calls (of no sets), or of aggregates over all rows."""
+    """Whether it is a SELECT of only values and calls (not of sets), or of aggregates over all rows."""
     depth = 0
     outside: list[str] = []
     listed: set[str] = set()
@@ -190,10 +190,10 @@ def _name(identifier: Any) -> Name:
     return Name(identifier.schema, identifier.name)
 
 
-# --- Types ------------------------------------------------------------------------------------------
-# sqlc passes on what it read: the parser's name (`pg_catalog.int4`), the user's (`timestamptz`, `status`), or
-# that of its table of functions (`timestamp with time zone`, `text[]`). Of a view's column it joins schema
-# and name with a dot. psycopg knows most names, and all spellings that PostgreSQL itself writes.
+# --- Types ------------------------------------------------------------------------------------------ sqlc
+# sends what it read: the parser's name (`pg_catalog.int4`), the user's (`timestamptz`, `status`), or that of
+# its table of functions (`timestamp with time zone`, `text[]`). For a view's column it joins schema and name
+# with a dot. psycopg knows most names, and all spellings that PostgreSQL itself writes.
 
 _SPELLED = dict(
     pair.split("=")
@@ -203,7 +203,7 @@ _SPELLED = dict(
         pg_snapshot=pg_snapshot void=void"""
     )
 )
-# What sqlc says when it does not know: the arguments and results of polymorphic functions, and expressions.
+# What sqlc sends if it does not know a type: for polymorphic functions, and for expressions.
 _UNKNOWN = words(
     """any unknown anyelement anyarray anynonarray anyenum anyrange anymultirange anycompatible
     anycompatiblearray anycompatiblenonarray anycompatiblerange anycompatiblemultirange"""
@@ -211,7 +211,7 @@ _UNKNOWN = words(
 
 
 def parse_type(schema: str, name: str, catalog: Catalog | None = None) -> tuple[TypeName, int]:
-    """The type and the array dimensions its text itself names. `catalog` gives user types their schema."""
+    """The type, and the array dimensions in its text. `catalog` has the schemas of user types."""
     spelling = f"{schema}.{name}" if schema else name
     text, dims = spelling, 0
     while text.endswith("[]"):

@@ -1,7 +1,7 @@
-"""The messages sqlc and a process plugin exchange, in protobuf and in its JSON form.
+"""The messages between sqlc and a process plugin, in protobuf and in its JSON form.
 
 sqlc sends one `GenerateRequest` and reads one `GenerateResponse`, both in the plugin's `format` (`json`, or
-protobuf when none is named). The messages are built from their description when the module is loaded.
+by default protobuf). The messages are built from their description when the module is loaded.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from google.protobuf import descriptor_pb2, descriptor_pool, json_format, messag
 
 from fairq.codegen.model import GenerationError
 
-# As far as a template needs it: an unknown field is skipped by protobuf and by the JSON reader.
-# sqlc writes `params`; the canonical JSON name of that field is `parameters`. The reader takes both.
+# Only what templates need, because protobuf and the JSON reader skip unknown fields.
+# sqlc writes `params`, but the canonical JSON name of that field is `parameters`. The reader takes both.
 _PROTO = """
 message File { string name = 1; bytes contents = 2; }
 message Settings { string version = 1; string engine = 2; repeated string queries = 4; }
@@ -62,7 +62,7 @@ def _message_classes() -> tuple[type[message.Message], type[message.Message]]:
                 field.type, field.type_name = fields.TYPE_MESSAGE, f".plugin.{type_}"
             else:
                 field.type = fields.Type.Value(f"TYPE_{type_.upper()}")
-    # A pool of our own: another library may describe the same names in the default one.
+    # A pool of our own, because another library may describe the same names in the default one.
     pool = descriptor_pool.DescriptorPool()
     pool.Add(file)
     by_name = message_factory.GetMessageClass
@@ -76,12 +76,12 @@ _GenerateRequest, _GenerateResponse = _message_classes()
 
 
 def is_json(data: bytes) -> bool:
-    """Whether a message is JSON. The first byte decides: that of protobuf is a field's tag, never a brace."""
+    """Whether a message is JSON: a protobuf message never begins with a brace."""
     return data[:1] == b"{"
 
 
 def read_request(data: bytes) -> Any:
-    """The request; `Any` because the message's attributes exist at run time only."""
+    """The request; `Any` because the message's attributes exist only at run time."""
     request = _GenerateRequest()
     try:
         if is_json(data):

@@ -1,8 +1,8 @@
-"""How the `psycopg` template carries each PostgreSQL type: its annotation, how it is sent and read.
+"""How the `psycopg` template handles each PostgreSQL type: its annotation, and how it is sent and read.
 
-Built-in types go through psycopg's own adapters in binary form. Types of the user's database have no fixed
-numbers, so their values travel as text and are read by adapters that the generated `models.py` registers
-under numbers of its own. What is not listed here is an error: there is no `Any` but the one JSON is.
+Built-in types use psycopg's own adapters, in binary form. Types of the user's database have no fixed numbers,
+so their values travel as text, and the generated `models.py` registers adapters under its own numbers. A type
+that is not listed here is an error. Only JSON is `Any`.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from fairq.codegen.model import Catalog, Column, Composite, Domain, Enum, Range,
 
 @dataclass(frozen=True, slots=True)
 class PyType:
-    """One column or parameter. `models.` in front of a name means the generated models module."""
+    """One column or parameter. The prefix `models.` stands for the generated models module."""
 
     annotation: str  # of a value that is read
     accepts: str  # of a value that is sent
     number: str  # Python expression: the type's number in the driver, for text and COPY
     send: str = "{}"  # the value as a parameter; `{}` is its name
-    wrapper: str = ""  # a driver class around the value, where one is enough
-    read: str = "0"  # the number by which a value that arrives as text is read; 0: psycopg reads it
-    binary: bool = True  # whether the result may be asked for in binary form
+    wrapper: str = ""  # a driver class around the value, if that is enough
+    read: str = "0"  # the type's number if a value arrives as text; 0: psycopg reads it
+    binary: bool = True  # whether the result may be in binary form
     copy_value: str = "{}"
     copy_binary: bool = True
     is_json: bool = False
@@ -40,7 +40,7 @@ class PyType:
 
 
 _INTEGERS = {"int2": "Int2", "int4": "Int4", "int8": "Int8", "oid": "Oid"}
-# By PostgreSQL's name. All of these psycopg reads and writes in binary form.
+# By PostgreSQL's name. psycopg reads and writes all of these in binary form.
 _NATIVE: dict[str, str] = {
     "bool": "bool",
     "numeric": "decimal.Decimal",
@@ -60,7 +60,7 @@ _BOUNDS: dict[str, str] = {
     "date": "datetime.date",
     **dict.fromkeys(("ts", "tstz"), "datetime.datetime"),
 }
-# Types whose text is their best form in Python. The extensions' types have no fixed numbers.
+# Types that are best read as text in Python. The extensions' types have no fixed numbers.
 _AS_TEXT = words(
     """bit varbit money macaddr macaddr8 xml tsvector tsquery pg_lsn jsonpath char point line lseg path
     polygon circle regclass regtype regproc regprocedure regrole regnamespace regconfig xid xid8 cid tid
@@ -78,7 +78,7 @@ def python_type(column: Column, catalog: Catalog, *, raw_json: bool = False) -> 
 
 def _resolve(type_: TypeName, dims: int, catalog: Catalog, raw_json: bool) -> PyType:
     if not type_.name:
-        raise Untypable("its type is not known", "write the type behind it: `$1::text`, `expression::bigint`")
+        raise Untypable("its type is not known", "write the type after it: `$1::text`, `expression::bigint`")
     if type_.schema in ("", "pg_catalog"):
         found = _built_in(type_.name, dims, raw_json)
         if found is not None:
@@ -106,9 +106,9 @@ def _untypable(type_: TypeName) -> Untypable:
         hint = "name the columns: `select t.a, t.b from f() as t`"
         return Untypable("it is a record without columns", hint)
     if type_.name.startswith("any"):
-        message = f"its type {type_.name} is decided by its arguments"
+        message = f"its type {type_.name} depends on its arguments"
         return Untypable(message, "write the type: `expression::bigint`")
-    hint = "cast it to one that has, for example `::text` or `::jsonb`"
+    hint = "cast it to another type, for example `::text` or `::jsonb`"
     return Untypable(f"type {type_} has no Python type here", hint)
 
 
@@ -125,11 +125,11 @@ def _built_in(name: str, dims: int, raw_json: bool) -> PyType | None:
         return plain
     array = adapters.types[name].array_oid
     if name == "bpchar":
-        # psycopg writes no array of it; as text the server takes any array of strings.
+        # psycopg cannot write an array of it, but the server accepts an array of strings as text.
         return replace(_array(plain, dims, str(_TEXT_ARRAY), native=False), read="0", binary=True)
     if plain.binary:
         return _array(plain, dims, str(array), native=True)
-    # psycopg splits arrays of these, too, and leaves their elements as text.
+    # psycopg also splits arrays of these, and leaves their elements as text.
     return replace(_array(plain, dims, str(_TEXT_ARRAY), native=False), read="0", binary=False)
 
 
@@ -155,7 +155,7 @@ def _plain(name: str) -> PyType | None:
 
 
 def _as_text(name: str) -> PyType:
-    # citext is text on the wire, too; others have a binary form of their own.
+    # citext is also text in binary form; others have a binary form of their own.
     return PyType("str", "str", str(_TEXT), binary=name == "citext", copy_binary=False)
 
 
@@ -167,8 +167,8 @@ def _json(name: str, dims: int, raw: bool) -> PyType:
         copied = f"driver.maybe({wrapper}, {{}})" if raw else "{}"
         return PyType(value, value, str(info.oid), wrapper=wrapper, copy_value=copied, is_json=True)
     if dims > 1:
-        raise Untypable("it is JSON in an array of arrays", "use one dimension: JSON has lists of its own")
-    # Wrapped one by one: a list in it is a JSON list, not a dimension of the array.
+        raise Untypable("it is JSON in an array of arrays", "use one dimension: JSON has its own lists")
+    # Wrapped one by one, because a list inside is a JSON list, not a dimension of the array.
     items = f"driver.each({wrapper}, {{}})"
     array = _array(PyType(value, value, str(info.oid)), dims, str(info.array_oid), native=True)
     send = f"driver.Typed({items}, {info.array_oid})"
@@ -180,8 +180,8 @@ def _array(element: PyType, dims: int, number: str, *, native: bool) -> PyType:
     annotation, accepts = element.annotation, element.accepts
     for _ in range(dims):
         annotation = f"list[{annotation}]"
-    # psycopg finds the dimensions of an array by its lists.
-    # Any element may be NULL on the way in; on the way out a query's author knows that there is none.
+    # psycopg finds the dimensions by the lists. A parameter's elements may be NULL; results are assumed to
+    # have none.
     accepts = f"Sequence[{accepts} | None]" if dims == 1 else annotation
     return replace(
         element,
@@ -201,7 +201,7 @@ def _array(element: PyType, dims: int, number: str, *, native: bool) -> PyType:
 
 
 def type_constant(class_name: str) -> str:
-    """The name in `models.py` of a user type's number."""
+    """The constant in `models.py` for a user type's number."""
     return f"{names.method_name(class_name).upper()}_TYPE"
 
 
@@ -210,7 +210,7 @@ def class_of(type_: Enum | Composite | Range, catalog: Catalog) -> str:
 
 
 def plain_class(name: str) -> str:
-    """A class name without what Python does not take in one."""
+    """A class name without characters that Python refuses."""
     return names.identifier(re.sub(r"\W", "", name), "Model")
 
 
@@ -221,19 +221,19 @@ def _number(type_: Enum | Composite | Range, catalog: Catalog, offset: int = 0) 
 
 def _enum(enum: Enum, dims: int, catalog: Catalog) -> PyType:
     annotation, number = f"models.{class_of(enum, catalog)}", _number(enum, catalog)
-    # On the wire an enum is its label in either form.
+    # Both forms of an enum on the wire are its label.
     plain = PyType(annotation, annotation, number, read=number, copy_binary=False)
     return _array(plain, dims, _number(enum, catalog, 1), native=False) if dims else plain
 
 
 def _domain(domain: Domain, dims: int, catalog: Catalog, raw_json: bool) -> PyType:
     if not dims:
-        # The server describes a domain's value by the type below it.
+        # The server describes a domain by its base type.
         return _resolve(domain.base, domain.dims, catalog, raw_json)
     if domain.dims:
         raise Untypable(f"it is an array of {domain.name}, which is an array itself", "cast it to jsonb")
     element = _resolve(domain.base, 0, catalog, raw_json=False)
-    # An array of a domain has a number of its own, so it is written and read as text, by the type below.
+    # An array of a domain has its own number, so it travels as text, as its base type.
     array = _resolve(domain.base, dims, catalog, raw_json=False)
     return _array(element, dims, array.number, native=False)
 
@@ -241,7 +241,7 @@ def _domain(domain: Domain, dims: int, catalog: Catalog, raw_json: bool) -> PyTy
 def _composite(composite: Composite, dims: int, catalog: Catalog) -> PyType:
     if not composite.fields:
         message = f"the fields of the composite type {composite.name} are not known"
-        raise Untypable(message, "sqlc does not tell; use `fairq gen`")
+        raise Untypable(message, "sqlc does not send them: use `fairq gen`")
     annotation = f"models.{class_of(composite, catalog)}"
     return _of_database(annotation, composite, dims, catalog, offset=0)
 
@@ -255,7 +255,7 @@ def _range(range_: Range, dims: int, catalog: Catalog, *, multirange: bool) -> P
 def _of_database(
     annotation: str, type_: Composite | Range, dims: int, catalog: Catalog, *, offset: int
 ) -> PyType:
-    """A type that only this database has: it travels as text. The number of its arrays is the next one."""
+    """A type of this database, which travels as text. The number of its arrays is the next one."""
     number = _number(type_, catalog, offset)
     send = f"driver.Text({{}}, {number})"
     plain = PyType(annotation, annotation, number, send=send, read=number, binary=False, copy_binary=False)
@@ -263,7 +263,7 @@ def _of_database(
 
 
 def user_types(column: Column, catalog: Catalog) -> Iterator[Enum | Composite | Range]:
-    """The user types that a column needs, those it is made of first."""
+    """The user types that a column needs, in order of dependency."""
     found = catalog.user_type(column.type)
     parts: tuple[Column, ...] = found.fields if isinstance(found, Composite) else ()
     if isinstance(found, Domain | Range):

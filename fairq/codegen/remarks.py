@@ -1,11 +1,11 @@
-"""What a query file says about a query beside its SQL: `-- fairq: …` lines below the name line.
+"""Annotations of a query: `-- fairq: …` lines below its name line.
 
-    -- fairq: not null id, group_key    these result columns are never NULL, though PostgreSQL cannot tell
-    -- fairq: nullable created_at       this one can be NULL, whatever the front end found
-    -- fairq: raw payload               JSON of these columns and parameters stays text; no names: all of it
-    -- fairq: always                    this :one always finds a row, so what is returned is never None
+    -- fairq: not null id, group_key    these result columns are never NULL, though PostgreSQL cannot tell --
+    fairq: nullable created_at       this one can be NULL, whatever the front end found -- fairq: raw payload
+    JSON of these columns and parameters stays text; without names, all JSON -- fairq: always
+    this :one always finds a row, so it never returns None
 
-They come through sqlc as comments, so both front ends understand them.
+sqlc passes them on as comments, so both front ends understand them.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def is_ours(comment: str) -> bool:
 
 
 def read(query: Query) -> Annotations:
-    """The annotations of a query, every name in them checked."""
+    """The annotations of a query, with all names checked."""
     columns = {column.name for column in query.columns if column.name}
     params = {parameter.column.name for parameter in query.params if parameter.column.name}
     found: dict[str, set[str]] = {"not null": set(), "nullable": set(), "raw": set(), "always": set()}
@@ -49,13 +49,13 @@ def read(query: Query) -> Annotations:
         rule = line["rule"].lower()
         names = [name.strip() for name in line["names"].split(",") if name.strip()]
         if rule == "always" and (names or query.cmd != ":one"):
-            raise error_in(query, "`-- fairq: always` stands alone, and for :one only")
+            raise error_in(query, "`-- fairq: always` takes no names, and is for :one only")
         known = columns | params if rule == "raw" else columns
         listed = f"known: {', '.join(sorted(known))}"
         if unknown := [name for name in names if name not in known]:
             close = difflib.get_close_matches(unknown[0], known, n=1)
             hint = f"did you mean {close[0]}?" if close else listed
-            raise error_in(query, f"`-- fairq: {rule}` names {unknown[0]}, which is not there", hint)
+            raise error_in(query, f"`-- fairq: {rule}` names {unknown[0]}, which does not exist", hint)
         if not names and rule not in ("raw", "always"):
             raise error_in(query, f"`-- fairq: {rule}` names no column", listed)
         found[rule].update(names or [""])
@@ -66,7 +66,7 @@ def read(query: Query) -> Annotations:
 
 
 def apply(query: Query) -> Query:
-    """The query with the nullability of its columns as its annotations say."""
+    """The query, with its annotations applied to the nullability of its columns."""
     said = read(query)
     columns: list[Column] = []
     for column in query.columns:

@@ -1,8 +1,8 @@
-"""The `sqlalchemy` template's decisions: which classes, constants and methods, their names, types and order.
+"""The `sqlalchemy` template: generates classes, constants and methods.
 
-The contract is the output of sqlc-gen-python 1.3.0. With the option `strict` it holds to the byte, always.
-Without, it holds wherever that output is right, and differs where it is not: types that would be `Any`, names
-Python refuses, text that needs escaping (see docs/reference/codegen-sqlalchemy.md).
+The contract is the output of sqlc-gen-python 1.3.0. With the option `strict` the output is exactly the same.
+Otherwise it differs only where that output is wrong: types that would be `Any`, names that Python refuses,
+text that needs escaping (see docs/reference/codegen-sqlalchemy.md).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from fairq.codegen.sqlalchemy_types import PyType, python_type
 _COMMANDS = (Command.ONE, Command.MANY, Command.EXEC, Command.EXECROWS, Command.EXECRESULT)
 _RETURNS_ROWS = (Command.ONE, Command.MANY)
 _PLACEHOLDER = re.compile(r"\B\$([0-9]+)\b", re.ASCII)
-# Names a generated method needs itself, so no parameter may take them.
+# Names that generated methods use, so no parameter may have them.
 _USED_IN_METHODS = frozenset({"self", "sqlalchemy", "models"})
 
 
@@ -62,16 +62,16 @@ class EnumClass:
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """One query, as both queriers show it."""
+    """One query's method in both queriers."""
 
     name: str
     constant: str
     cmd: str
-    sql: str  # as it stands between the quotes of the constant
+    sql: str  # as source text of the constant
     parameters: tuple[Field, ...]
-    params: Struct | None  # their class, where the method takes one object of it
-    returns: str  # the annotation of one row's value; empty: the statement returns none
-    value: str  # how it is made from `row`
+    params: Struct | None  # their class, if the method takes an object of it
+    returns: str  # the annotation of one row's value; empty: the statement returns nothing
+    value: str  # how that is made from `row`
     row: Struct | None
     row_types: tuple[PyType, ...]
 
@@ -128,7 +128,7 @@ def _model(relation: Relation, request: Request) -> Struct:
         try:
             type_ = _local(python_type(column, request.catalog, request.options))
         except Untypable:
-            # Nobody asked for it so far. A query that returns it is told what to do about it.
+            # No query returns it so far. One that does gets the error.
             type_ = PyType("Any")
         comment = column.comment
         lines = (comment,) if strict and comment else tuple(comment.splitlines())
@@ -141,7 +141,7 @@ def _model(relation: Relation, request: Request) -> Struct:
 
 
 def _local(type_: PyType) -> PyType:
-    """The type as code in models.py itself."""
+    """The type as written in models.py itself."""
     return replace(type_, inner=type_.inner.removeprefix("models."))
 
 
@@ -177,10 +177,10 @@ def _method(query: Query, request: Request, models: Sequence[Struct]) -> Method:
 
 
 def _sql_constant(query: Query, strict: bool) -> str:
-    """The statement as source text. `:name` is a parameter to SQLAlchemy, so other colons get a backslash."""
+    """The statement as source text. Other colons get a backslash: `:name` is a parameter of SQLAlchemy."""
     if strict:
         return _PLACEHOLDER.sub(r":p\1", query.text.replace(":", r"\\:"))
-    # The text goes between triple quotes: its own backslashes and triple quotes must survive that.
+    # The text goes between triple quotes, so its own backslashes and triple quotes are escaped.
     pieces = (
         ":p" + token.text.removeprefix("$")
         if token.kind == "param"
@@ -191,7 +191,7 @@ def _sql_constant(query: Query, strict: bool) -> str:
 
 
 def _parameters(query: Query, request: Request) -> tuple[tuple[Field, ...], Struct | None]:
-    """What is bound to `:p1` and so on, and the class whose fields they are, if there is one."""
+    """The values for `:p1` and so on, and the class whose fields they are, if there is one."""
     strict, limit = request.options.strict, request.options.query_parameter_limit
     if len(query.params) > limit or (limit == 0 and (query.params or strict)):
         numbered = [
@@ -213,7 +213,7 @@ def _parameters(query: Query, request: Request) -> tuple[tuple[Field, ...], Stru
 def _result(
     query: Query, request: Request, models: Sequence[Struct]
 ) -> tuple[str, str, Struct | None, tuple[PyType, ...]]:
-    """The annotation of one row, how it is made, the Row class if there is one, and the types they name."""
+    """The annotation of one row, how it is made, its Row class if there is one, and the types they use."""
     if not query.columns:
         return "", "", None, ()
     fields: list[Field] = []
@@ -225,7 +225,7 @@ def _result(
             values.append(f"row[{position}]")
             position += 1
             continue
-        # sqlc.embed(t): its columns stand in the text one by one, and become one object again here.
+        # sqlc.embed(t): its columns are listed in the text, and become one object again here.
         model = next((each for each in models if _is_table(column.embed, each.table, request)), None)
         if model is None:
             message = f"sqlc.embed({column.embed}): there is no such table"
@@ -245,7 +245,7 @@ def _result(
 
 
 def _made(name: str, parts: Iterable[tuple[str, str]]) -> str:
-    """A class called with the parts, each on a line of its own."""
+    """A call of the class with the parts, each on a line of its own."""
     lines = (f"    {field}={textwrap.indent(value, '    ').lstrip()},\n" for field, value in parts)
     return f"{name}(\n{''.join(lines)})"
 
@@ -255,7 +255,7 @@ def _call(name: str, fields: Iterable[Field], start: int = 0) -> str:
 
 
 def _is_model(model: Struct, columns: Sequence[Column], types: Sequence[PyType], request: Request) -> bool:
-    """Whether a result is a table's row: each column from that table, in its order, under its name."""
+    """Whether a result is a table's row: all columns of that table, in its order, with their names."""
     if len(model.fields) != len(columns) or model.table is None:
         return False
     relation = request.catalog.relation(model.table)
@@ -282,7 +282,7 @@ def _field(column: Column, index: int, query: Query, request: Request) -> Field:
 
 
 def _struct(name: str, numbered: Sequence[tuple[int, Field]], request: Request) -> Struct:
-    """A Params or Row class. A repeated name gets `_2`, `_3`; a parameter used twice keeps one name."""
+    """A Params or Row class. Repeated names get `_2`, `_3`; a parameter used twice keeps one name."""
     seen: Counter[str] = Counter()
     suffixes: dict[int, int] = {}
     fields: list[Field] = []
@@ -310,7 +310,7 @@ def _docstring(comment: str, strict: bool) -> str:
     if not comment:
         return ""
     if strict:
-        # The reference puts two quotes around a quoted text; one of several lines has three of its own.
+        # Copies the reference, which adds quotes to a comment of several lines.
         quotes = '"""""' if "\n" in comment else '"""'
         return f"{quotes}{comment}{quotes}"
     text = comment.replace("\\", r"\\").replace('"""', r"\"\"\"")
@@ -318,7 +318,7 @@ def _docstring(comment: str, strict: bool) -> str:
 
 
 def _escaped(text: str) -> str:
-    """Text as it stands in a literal between double quotes; nothing changes in ordinary text."""
+    """Text for a literal in double quotes; ordinary text stays unchanged."""
     plain = text.replace("\\", r"\\").replace('"', r"\"")
     return "".join(char if char.isprintable() else repr(char)[1:-1] for char in plain)
 
@@ -406,7 +406,7 @@ def _check_distinct(
     models: Sequence[Struct],
     methods: Sequence[tuple[Query, Method]],
 ) -> None:
-    """Two things of one name in a module would silently be one."""
+    """Refuse two things with the same name in a module, because one would replace the other."""
     taken: dict[str, str] = {}
     described = [(each.name, "an enum") for each in enums]
     described += [(each.name, f"table {each.table}") for each in models]

@@ -1,7 +1,7 @@
 """Which Python type the `sqlalchemy` template writes for a column.
 
-With `strict`, `_REFERENCE` alone decides: sqlc-gen-python 1.3.0's table, keyed by sqlc's text; what it lacks
-is `Any`. Otherwise `_TYPES` does, keyed by PostgreSQL's name. They agree wherever the first has an answer.
+With `strict`, only `_REFERENCE` decides: sqlc-gen-python 1.3.0's table, keyed by sqlc's text; anything else
+is `Any`. Otherwise `_TYPES` decides, keyed by PostgreSQL's name. Both agree on the types in `_REFERENCE`.
 """
 
 from __future__ import annotations
@@ -74,19 +74,19 @@ class PyType:
 
 
 def python_type(column: Column, catalog: Catalog, options: Options) -> PyType:
-    """The type that is written for a column. Raises `Untypable`, but not with `strict`."""
+    """The type to write for a column. Raises `Untypable`, but not with `strict`."""
     strict = options.strict
     found = _reference_type(column.type, catalog) if strict else _real_type(column.type, catalog, options)
     return PyType(found, column.dims > 0, not column.not_null)
 
 
 def _reference_type(type_: TypeName, catalog: Catalog) -> str:
-    # The own front end has PostgreSQL's name only, which the reference spells in one of these two ways.
+    # `fairq gen` has only PostgreSQL's name, which the reference spells in one of these two ways.
     spellings = (type_.spelling,) if type_.spelling else (type_.name, f"pg_catalog.{type_.name}")
     for text in spellings:
         if text in _REFERENCE:
             return _REFERENCE[text]
-    # The reference compares the whole text with bare names: an enum written with its schema is not found.
+    # The reference compares the text with bare names, so it does not find an enum written with its schema.
     written = type_.spelling or str(_in_default(type_, catalog))
     for each in catalog.types:
         if isinstance(each, Enum) and written == each.name.name:
@@ -116,7 +116,7 @@ def _real_type(type_: TypeName, catalog: Catalog, options: Options) -> str:
         )
     if type_.schema in ("", "pg_catalog") and type_.name in _TYPES:
         inner = _TYPES[type_.name]
-        # Pydantic has no schema for memoryview: the class would not even be made.
+        # Pydantic has no schema for memoryview, so defining the class would fail.
         return "bytes" if inner == "memoryview" and options.emit_pydantic_models else inner
     match catalog.user_type(type_):
         case Enum() as enum:
@@ -136,6 +136,6 @@ def _real_type(type_: TypeName, catalog: Catalog, options: Options) -> str:
 
 def _hint_for(type_: TypeName) -> str:
     return (
-        f"cast it in the SQL (to text, or to the base type of a domain), or say what your driver gives: "
+        f"cast it in the SQL (to text, or to the base type of a domain), or say what your driver returns: "
         f"option `types: {{{type_}: str}}`"
     )

@@ -245,7 +245,7 @@ def test_two_methods_of_one_name_are_an_error() -> None:
 
 def test_a_query_file_named_models_is_an_error() -> None:
     data = request({"name": "GetOne", "filename": "models.sql", "columns": [column("one", "int")]})
-    assert "models.sql would be written to models.py" in str(failure(data))
+    assert "models.sql would be generated as models.py" in str(failure(data))
 
 
 def test_an_embed_of_an_unknown_table_is_an_error() -> None:
