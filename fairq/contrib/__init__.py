@@ -1,1 +1,1 @@
-"""At home in frameworks, one package each. Nothing else of fairq imports these."""
+"""Integrations with frameworks, one package each. Nothing else in fairq imports them."""

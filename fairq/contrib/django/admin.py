@@ -1,4 +1,4 @@
-"""Tenants, tasks and limits in Django's admin. What is changed here goes through fairq's functions."""
+"""Tenants, tasks and limits in Django's admin. Changes go through fairq's functions."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from fairq.queries import client as queries
 
 __all__ = ["EndedTaskAdmin", "QueueAdmin", "TaskAdmin", "TenantAdmin"]
 
-# More rows than these are not counted: whoever looks for one searches.
+# Counting stops at this many rows; users search instead.
 MOST = 10_000
 
 
 class Bounded(Paginator):
-    """Reads no more rows than it shows to say how many there are."""
+    """Counts at most `MOST` rows."""
 
     @cached_property
     def count(self) -> int:
@@ -64,7 +64,7 @@ class WithOutcome(Choice):
 
 
 class FairqAdmin(admin.ModelAdmin):
-    """Rows come and go by fairq's functions; what those refuse is said, not a server error."""
+    """Rows come and go through fairq's functions. Their refusals become messages, not server errors."""
 
     paginator = Bounded
     show_full_result_count = False
@@ -87,7 +87,7 @@ class FairqAdmin(admin.ModelAdmin):
     def do(
         self, request: HttpRequest, rows: Iterable[Any], function: Callable[[Any, Any], Any], done: str
     ) -> None:
-        """An action: call the function for each row, and say for how many it had something to do."""
+        """An action: call the function for each row, and show for how many it had something to do."""
         conn = database.connection()
         count = 0
         for row in rows:
@@ -104,11 +104,11 @@ def _words(exc: FairqError) -> str:
 
 class AnyTaskAdmin(FairqAdmin):
     search_fields = ("id", "group_key")
-    search_help_text = "The id of a task, or a tenant"
+    search_help_text = "A task's id, or a tenant"
     ordering = ("-id",)
 
     def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        """For the list's actions; a task itself is only shown."""
+        """Allowed only for the list's actions; a single task is read only."""
         return obj is None and super().has_change_permission(request)
 
     def get_queryset(self, request: HttpRequest) -> Any:
@@ -148,9 +148,9 @@ class TaskAdmin(AnyTaskAdmin):
 
     @admin.action(description="Cancel", permissions=["change"])
     def cancel(self, request: HttpRequest, rows: Any) -> None:
-        self.do(request, rows, lambda conn, row: cancel(conn, row.id), "tasks are to end")
+        self.do(request, rows, lambda conn, row: cancel(conn, row.id), "tasks cancelled")
 
-    @admin.display(description="why it is there")
+    @admin.display(description="why it waits")
     def why(self, task: Task) -> str:
         return str(_one("select e.reason from fairq.explain_task(%s) e", task.id))
 
@@ -218,7 +218,7 @@ class TenantAdmin(FairqAdmin):
     actions = ("pause", "resume")
 
     def has_add_permission(self, request: HttpRequest) -> bool:
-        """Adds settings, before a tenant has tasks."""
+        """Adding a tenant stores settings before it has tasks."""
         return bool(admin.ModelAdmin.has_add_permission(self, request))
 
     def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> tuple[str, ...]:

@@ -23,7 +23,7 @@ class FairqConfig(AppConfig):
 
 
 def _install(using: str, **_: Any) -> None:
-    """The queues that the project declares, after each `migrate`, so that test databases have them, too."""
+    """Create the project's queues after each `migrate`, so that test databases have them too."""
     from fairq.contrib.django import database, worker
 
     if using == database.alias():

@@ -1,8 +1,8 @@
-"""The backend of Django's tasks, for both name spaces: what `backend` and `backport` share.
+"""The backend of Django's tasks: what `backend` and `backport` share.
 
-A task of Django is a task of fairq. Its kind is the path of the function, its payload are the arguments, and
-its headers hold what fairq has no column for. So statistics, limits and settings by kind are those of the
-function, and whoever speaks SQL can create one: `fairq.create_task('bob', '{"args": [1]}', p_kind =>
+A task of Django is a task of fairq. Its kind is the path of the function, its payload has the arguments, and
+its headers have what fairq has no column for. So statistics, limits and settings by kind are those of the
+function, and SQL can create one, too: `fairq.create_task('bob', '{"args": [1]}', p_kind =>
 'shop.tasks.charge')`.
 """
 
@@ -36,14 +36,14 @@ from fairq.policies import configure_queue
 
 __all__ = ["DEFINED", "HEADER", "OPTIONS", "Backend", "Space", "task_class"]
 
-# The object among a task's headers that is Django's.
+# The key of Django's object in a task's headers.
 HEADER = "django"
-# The path of every function that was declared as a task of a backend of ours.
+# The paths of all functions declared as tasks of fairq's backends.
 DEFINED: dict[str, type[Backend]] = {}
-# The options of fairq that Django has no name of its own for.
+# The options of fairq for which Django has no name of its own.
 _DJANGOS = ("queue", "priority", "run_at", "delay", "headers")
 OPTIONS = ("group", *(name for name in options_of(TaskOptions) if name not in _DJANGOS))
-# Those whose value may depend on the task: a function of it, its args and its kwargs.
+# Options whose value may be a function of the task, its args and its kwargs.
 ASKED = ("group", "user")
 
 
@@ -60,7 +60,7 @@ class Space:
 
 def task_class(base: Any, module: str) -> Any:
     """Django's Task with the options of fairq: `send.using(group="bob", cost=3).enqueue()`, and
-    `@task(group="bob")` where the decorator passes on what it does not know.
+    `@task(group="bob")` if the decorator passes on unknown options.
     """
 
     def using(self: Any, **changes: Any) -> Any:
@@ -69,7 +69,7 @@ def task_class(base: Any, module: str) -> Any:
             said["run_after"] += timezone.now()
         return dataclasses.replace(self, **said)
 
-    # They are not compared: a result that is looked up does not say how its group was chosen.
+    # Not compared, because a result from the database does not tell how its group was chosen.
     fields = [(name, Any, dataclasses.field(default=None, compare=False)) for name in OPTIONS]
     made = dataclasses.make_dataclass(
         "FairqTask", fields, bases=(base,), namespace={"using": using}, frozen=True, slots=True, kw_only=True
@@ -79,8 +79,8 @@ def task_class(base: Any, module: str) -> Any:
 
 
 class Backend:
-    """OPTIONS are those of `fairq.enqueue` in capitals, for tasks that say nothing else. GROUP says whose a
-    task is. A task is tried once, unless MAX_ATTEMPTS or the task says otherwise.
+    """OPTIONS are the options of `fairq.enqueue` in capitals, as defaults for tasks. GROUP is the task's
+    group. A task has one attempt, unless MAX_ATTEMPTS or the task says otherwise.
     """
 
     supports_defer = True
@@ -105,7 +105,7 @@ class Backend:
         DEFINED[task.module_path] = type(self)
 
     def enqueue(self, task: Any, args: Any, kwargs: Any) -> Any:
-        """In the transaction of the connection to fairq's database: nobody sees it before the commit."""
+        """Enqueue in the transaction of the connection to fairq's database."""
         self.validate_task(task)
         payload = self._round_trip({"args": args, "kwargs": kwargs})
         now = timezone.now()
@@ -135,11 +135,11 @@ class Backend:
         return result
 
     def _round_trip(self, value: Any) -> Any:
-        """As whoever reads it later gets it: a tuple is a list then, and a key a text."""
+        """The value as JSON returns it: tuples become lists, keys become texts."""
         return json.loads(json.dumps(self.space.normalize(value)))
 
     def _options(self, task: Any, args: list[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
-        """What the task says, else what OPTIONS do."""
+        """The task's own options, else those of OPTIONS."""
         found: dict[str, Any] = {"group": "default", "max_attempts": 1, **self.defaults()}
         found |= {name: value for name in OPTIONS if (value := getattr(task, name, None)) is not None}
         for name in ASKED:
@@ -148,7 +148,7 @@ class Backend:
         return found
 
     def defaults(self) -> dict[str, Any]:
-        """OPTIONS by the names that fairq has; a path among them is the function that it leads to."""
+        """OPTIONS by fairq's names, with functions imported from their paths."""
         found = {}
         for name, value in self.options.items():
             option = name.lower()
@@ -163,7 +163,7 @@ class Backend:
     def check(self, **_: Any) -> Iterable[checks.CheckMessage]:
         if not apps.is_installed("fairq.contrib.django"):
             yield checks.Error(
-                f"the task backend {self.alias!r} is fairq's, and its app is not installed",
+                f"the task backend {self.alias!r} is fairq's, but fairq's app is not installed",
                 hint='Add "fairq.contrib.django" to INSTALLED_APPS.',
                 id="fairq.E001",
             )
@@ -177,8 +177,8 @@ class Backend:
         for name in {*ASKED} & {*defaults}:
             if not callable(defaults[name]):
                 yield checks.Error(
-                    f"{name.upper()} of the task backend {self.alias!r} leads to no function",
-                    hint="Name one that takes the task, its args and its kwargs.",
+                    f"{name.upper()} of the task backend {self.alias!r} is not a function",
+                    hint="Name a function that takes the task, its args and its kwargs.",
                     id="fairq.E003",
                 )
 
@@ -225,7 +225,7 @@ class Backend:
     def task_of(self, path: str) -> Any:
         task = import_string(path) if "." in path else None
         if not isinstance(task, self.space.base.Task):
-            raise SuspiciousOperation(f"{path!r} does not lead to a task of {self.space.base.__package__}")
+            raise SuspiciousOperation(f"{path!r} is not a task of {self.space.base.__package__}")
         return task
 
     def _result(self, task: Any, id: int, payload: Any, **known: Any) -> Any:
@@ -239,7 +239,7 @@ class Backend:
     # --- Running it, see fairq.contrib.django.worker ---
 
     def running(self, task: Any, ctx: Context, payload: Any) -> Any:
-        """The result of a task whose attempt begins. Only one that was tried before is looked up."""
+        """The result of a task whose attempt begins. Only later attempts read it from the database."""
         about = ctx.headers.get(HEADER, {})
         if ctx.attempt > 1 or "enqueued_at" not in about:
             return self.get_result(str(ctx.id))
@@ -256,18 +256,18 @@ class Backend:
         )
 
     def inside(self, group_key: str) -> contextlib.AbstractContextManager[Any]:
-        """What GROUP says of being in that tenant."""
+        """The context manager of GROUP for that tenant."""
         enter = getattr(self.defaults().get("group"), "inside", contextlib.nullcontext)
         return enter(group_key)
 
     def arguments(self, result: Any) -> list[Any]:
-        """What the function gets by position."""
+        """The function's positional arguments."""
         if not result.task.takes_context:
             return list(result.args)
         return [self.space.base.TaskContext(task_result=result), *result.args]
 
     def succeeded(self, result: Any, value: Any) -> Any:
-        """The result that is stored; TypeError where JSON has no such value."""
+        """The result to store. Raises TypeError if JSON has no such value."""
         value = self._round_trip(value)
         self._finish(result, self.space.base.TaskResultStatus.SUCCESSFUL, _return_value=value)
         return value
@@ -281,7 +281,7 @@ class Backend:
 
     def _finish(self, result: Any, status: Any, **known: Any) -> None:
         _set(result, status=status, finished_at=timezone.now(), **known)
-        # A receiver that fails does not make a task fail that is done: Django logs it.
+        # A failing receiver must not fail a task that is done; Django logs it.
         self.space.signals.task_finished.send_robust(type(self), task_result=result)
 
 
@@ -289,7 +289,7 @@ _KNOWN_QUEUES: set[str] = set()
 
 
 def _ensure_queue(conn: Any, name: str) -> None:
-    """Without QUEUES any name will do: the first task of a queue creates it."""
+    """Without QUEUES any name is allowed, and a queue's first task creates it."""
     if name in _KNOWN_QUEUES:
         return
     with conn.cursor() as cursor:
@@ -300,7 +300,7 @@ def _ensure_queue(conn: Any, name: str) -> None:
 
 
 def _as_enqueued(task: Any, queue: str, about: Mapping[str, Any]) -> Any:
-    """The task as it was when somebody enqueued it, from what its headers say."""
+    """The task as it was enqueued, from its headers."""
     run_after = about.get("run_after")
     said = {
         "priority": about.get("priority", 0),
@@ -313,7 +313,7 @@ def _as_enqueued(task: Any, queue: str, about: Mapping[str, Any]) -> Any:
 
 
 def _error(stored: Mapping[str, Any]) -> dict[str, str]:
-    """A stored error as Django tells it."""
+    """A stored error in Django's form."""
     last = f"{stored.get('type') or stored.get('code')}: {stored.get('message')}"
     traceback = stored.get("traceback") or last
     return {
@@ -332,7 +332,7 @@ def _aware(at: datetime) -> datetime:
 
 
 def _shown(at: datetime | None) -> datetime | None:
-    """A time as the project's USE_TZ has them."""
+    """A time, aware or naive as the project's USE_TZ says."""
     if at is None or timezone.is_aware(at) == settings.USE_TZ:
         return at
     return _aware(at) if settings.USE_TZ else timezone.make_naive(at)

@@ -1,4 +1,4 @@
-"""What `manage.py check` says about fairq. Backends of Django's tasks add their own, see `base`."""
+"""Checks for `manage.py check`. Backends of Django's tasks add their own, see `base`."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ def check_database(**_: Any) -> list[CheckMessage]:
     try:
         vendor = connections[alias].vendor
     except ConnectionDoesNotExist:
-        return [Error(f"FAIRQ_DATABASE is {alias!r}, which DATABASES do not have", id="fairq.E004")]
+        return [Error(f"FAIRQ_DATABASE is {alias!r}, which is not in DATABASES", id="fairq.E004")]
     if vendor != "postgresql":
-        hint = "Name the database that fairq is to live in: FAIRQ_DATABASE."
+        hint = "Set FAIRQ_DATABASE to the alias of a PostgreSQL database."
         return [Error(f"the database {alias!r} is not PostgreSQL", hint=hint, id="fairq.E005")]
     return []
 
 
 @register(Tags.database)
 def check_schema(databases: Sequence[str] | None = None, **_: Any) -> list[CheckMessage]:
-    """With `--database`. A warning, because `migrate` checks first, and is what helps. Where nothing is there
-    yet, Django speaks of migrations that are not applied.
+    """Check the version, with `--database`. Only a warning, because `migrate`, which helps, also runs checks.
+    If fairq is not installed, Django itself reports unapplied migrations.
     """
     alias = database.alias()
     if alias not in (databases or ()) or connections[alias].vendor != "postgresql":
@@ -40,7 +40,7 @@ def check_schema(databases: Sequence[str] | None = None, **_: Any) -> list[Check
     try:
         conn.ensure_connection()
         install.check_version(conn.connection)
-    except (DatabaseError, install.SchemaMissing):  # Django says so itself
+    except (DatabaseError, install.SchemaMissing):  # Django reports these itself
         return []
     except install.InstallError as exc:
         return [Warning(str(exc), hint=exc.hint, id="fairq.W001")]

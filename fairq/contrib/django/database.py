@@ -1,4 +1,4 @@
-"""Which of DATABASES fairq lives in, and its connection string."""
+"""Which of DATABASES fairq uses, and its connection string."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ __all__ = ["alias", "connection", "dsn"]
 
 
 def alias() -> str:
-    """FAIRQ_DATABASE, else where the routers write models of this app: `default` without any."""
+    """FAIRQ_DATABASE, else where the routers write this app's models: without routers, `default`."""
     chosen: str | None = getattr(settings, "FAIRQ_DATABASE", None)
     return chosen or router.db_for_write(apps.get_model("fairq", "Task"))
 
 
 def connection() -> Any:
-    """Django's connection of this thread: what is enqueued on it commits with the models."""
+    """Django's connection in this thread. Tasks enqueued on it commit with the models."""
     return connections[alias()]
 
 
 def dsn(using: str | None = None) -> str:
-    """The same database for libpq, with what OPTIONS say of it."""
+    """The DSN of the database for libpq, including its OPTIONS."""
     conn = connections[using or alias()]
     if conn.vendor != "postgresql":
         raise ConfigurationError(
             f"the database {conn.alias!r} of DATABASES is not PostgreSQL",
-            "Name the one that is: FAIRQ_DATABASE.",
+            "Set FAIRQ_DATABASE to the alias of a PostgreSQL database.",
         )
     parameters = conn.get_connection_params()
     known = {each.keyword.decode() for each in Conninfo.get_defaults()}

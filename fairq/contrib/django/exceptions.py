@@ -1,4 +1,4 @@
-"""What ends a task of Django that no function raised: `result.errors[0].exception_class` is one of these."""
+"""Ends of Django's tasks that no function raised: `result.errors[0].exception_class` is one of these."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["Expired", "Interrupted", "WorkerLost", "class_path"]
 
 
 class WorkerLost(Exception):
-    """The worker that had the task gave no sign of life any more, and no attempt was left."""
+    """The task's worker was lost, and no attempt was left."""
 
 
 class Interrupted(SystemExit):
@@ -17,7 +17,7 @@ class Interrupted(SystemExit):
 
 
 class Expired(Exception):
-    """Its `expires_at` was over."""
+    """The task's `expires_at` had passed."""
 
 
 _BY_CODE = {

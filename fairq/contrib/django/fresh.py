@@ -1,11 +1,10 @@
-"""No task meets a connection that is lost, nor what another one left behind.
+"""Checks Django's connections around each task, so that none meets a lost one.
 
-Django looks after its connections at both ends of a request; a worker has none. Around each task the same is
-done, and one thing more: a connection that was kept (CONN_MAX_AGE) is asked whether it is still there. A
-request that meets a lost one is repeated by whoever sent it; a task would have lost an attempt.
+Django does so around each request, but a worker has no requests. `middleware` does the same around the
+handlers of an app, and also checks whether a kept connection (CONN_MAX_AGE) still works: a user repeats a
+failed request, but a task would lose an attempt.
 
-`middleware` does it around the handlers of an app. The functions are about the connections of the calling
-thread. One in `atomic()` is left alone: it is a test's.
+The functions work on the connections of the calling thread, except those in `atomic()`, which are a test's.
 """
 
 from __future__ import annotations
@@ -30,8 +29,8 @@ def _around(ctx: Context, call_next: Callable[[], Any]) -> Any:
 
 
 async def _around_async(ctx: Context, call_next: Callable[[], Any]) -> Any:
-    """The ORM of a coroutine works in a thread; each attempt has one of its own, as a request has in ASGI, so
-    coroutines do not wait for each other's queries.
+    """A coroutine's ORM works in a thread. As a request in ASGI, each attempt has its own, so coroutines do
+    not wait for each other's queries.
     """
     async with ThreadSensitiveContext():
         try:
@@ -44,7 +43,7 @@ middleware = (_around, _around_async)
 
 
 def close_stale() -> None:
-    """Before a task."""
+    """Before a task: close connections that do not work."""
     close_obsolete()
     for conn in _open():
         if not conn.is_usable():
@@ -52,8 +51,8 @@ def close_stale() -> None:
 
 
 def close_obsolete() -> None:
-    """After one: what is broken or has been kept for long enough. And what DEBUG notes of each query, which a
-    request forgets when it begins.
+    """After a task: close connections that are broken or have been kept long enough, and forget the queries
+    that DEBUG records, as a request does when it begins.
     """
     reset_queries()
     for conn in _open():

@@ -1,7 +1,7 @@
-"""Ways to say whose a task is: `OPTIONS={"GROUP": "fairq.contrib.django.groups.current"}`.
+"""Functions that choose a task's group: `OPTIONS={"GROUP": "fairq.contrib.django.groups.current"}`.
 
-A function that GROUP names may have an attribute `inside`: a context manager of the tenant, in which workers
-run the tasks of a backend with that GROUP. So what a task of Bob's enqueues is Bob's.
+Such a function may have an attribute `inside`, a context manager of the group, in which workers run the
+tasks. So tasks that Bob's tasks enqueue are Bob's.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ _current: ContextVar[str] = ContextVar("fairq_group", default="")
 
 @contextlib.contextmanager
 def use(group: str) -> Iterator[None]:
-    """Tasks that are enqueued within are this tenant's: for a middleware that knows whose a request is."""
+    """Tasks enqueued inside belong to this group; for a middleware that knows the request's tenant."""
     before = _current.get()
     _current.set(group)
     try:
         yield
     finally:
-        _current.set(before)  # not by a token: a coroutine's worker leaves in another context
+        _current.set(before)  # not a token, because a worker leaves a coroutine in another context
 
 
 def current(task: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
-    """The tenant of the `use()` that we are in; without one, enqueueing is refused."""
+    """The group of the surrounding `use()`; without one, enqueueing is refused."""
     return _current.get()
 
 
@@ -46,7 +46,7 @@ def _in_schema(name: str) -> Iterator[None]:
 
 
 def schema(task: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
-    """The schema of django-tenants, and of others that give the connection a `schema_name`."""
+    """The current schema of django-tenants, or of any package that sets the connection's `schema_name`."""
     return str(database.connection().schema_name)
 
 

@@ -1,5 +1,5 @@
-"""fairq's tables and views for the admin, and for queries of your own. Nothing is written through them: tasks
-come by `enqueue`, settings by `fairq.configure_queue` and its like.
+"""fairq's tables and views, for the admin and your own queries. They are read only: create tasks with
+`enqueue`, change settings with `fairq.configure_queue` and the like.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class _Task(models.Model):
 
 
 class Task(_Task):
-    """A live task: one that waits or runs."""
+    """A live task, waiting or running."""
 
     state = models.TextField()
 
@@ -59,7 +59,7 @@ class Task(_Task):
 
 
 class EndedTask(_Task):
-    """One that has ended, until its queue's retention is over."""
+    """An ended task, until its queue's retention is over."""
 
     outcome = models.TextField()
     finished_at = models.DateTimeField()
@@ -101,7 +101,7 @@ class Queue(models.Model):
 
 
 class Tenant(models.Model):
-    """A group that has live tasks, or settings of its own."""
+    """A group with live tasks or its own settings."""
 
     key = models.TextField(primary_key=True, editable=False)
     queue = models.TextField()

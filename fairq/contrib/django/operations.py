@@ -1,4 +1,4 @@
-"""What a migration of Django does here: it has fairq's installer bring one revision."""
+"""The operation of Django's migrations: one revision of fairq's installer."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ __all__ = ["Revision"]
 
 
 class Revision(Operation):
-    """Up to a revision of fairq, and back to the one before. Where the schema is there already, by whatever
-    tool, it stays as it is.
+    """Upgrades to a revision of fairq, or downgrades to the one before. A schema that is already there, made
+    by any tool, stays unchanged.
     """
 
     reduces_to_sql = True
@@ -41,7 +41,7 @@ class Revision(Operation):
         return f"Bring fairq to {self.id}"
 
     def state_forwards(self, app_label: str, state: Any) -> None:
-        """The models are not managed, so what the code says of them is all that a migration could."""
+        """Take the models from the code, because they are not managed."""
         for model in apps.get_app_config(app_label).get_models():
             if (app_label, model._meta.model_name) not in state.models:
                 state.add_model(ModelState.from_model(model))
@@ -61,7 +61,7 @@ class Revision(Operation):
             return
         conn.ensure_connection()
         if to == install.BASE:
-            with conn.cursor() as cursor:  # what the project declares it does not lose
+            with conn.cursor() as cursor:  # queues that the project declares are no loss
                 cursor.execute("delete from fairq.queues where queue = any(%s)", [discover().queues])
         try:
             move(conn.connection, to)

@@ -1,4 +1,4 @@
-"""What the database knows of a task, in one query: where it is, and every attempt it has had."""
+"""A task's state and all its attempts, from one query."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["Row", "look_up"]
 
 
 class Row(NamedTuple):
-    """What `fairq.task_history` says of a task and of its last attempt; or, without a kind, of one before."""
+    """A row of `fairq.task_history`: a task with its last attempt or, without a kind, an earlier attempt."""
 
     kind: str | None
     queue: str
@@ -27,19 +27,19 @@ class Row(NamedTuple):
     error: dict[str, Any] | None
 
 
-# As text: what a project has Django make of jsonb does not matter.
+# As text, because a project may change how Django reads jsonb.
 _LOOK_UP = """
 select h.kind, h.queue, h.created_at, h.finished_at, h.outcome, h.worker_id, h.started_at, h.headers::text,
   h.payload::text, h.result::text, h.error::text
 from fairq.task_history(%s) h
 """
-# The function of such an attempt was never called.
+# Outcomes of attempts whose function was never called.
 _NOT_BEGUN = ("declined", "lease_expired")
 
 
 def look_up(id: int) -> tuple[Row, list[Row]] | None:
-    """The task of that id, and its attempts that began, oldest first; the outcome of the one that runs is
-    None. None: there is no such task, or its retention is over.
+    """A task and its attempts that began, oldest first; the running one has the outcome None. None: there is
+    no such task, or its retention is over.
     """
     with database.connection().cursor() as cursor:
         cursor.execute(_LOOK_UP, [id])

@@ -1,4 +1,4 @@
-"""For the tests of a Django project. The test database has fairq, because migrations made it.
+"""Helpers for the tests of a Django project. Migrations install fairq in the test database.
 
     from fairq.contrib.django import testing
 
@@ -9,7 +9,7 @@
             testing.run_tasks()
 
 In a `TestCase` all of it happens in the test's transaction, and is rolled back. A `TransactionTestCase`
-commits, and Django's empties the tables of models only: take the one here.
+commits: use the one here, because Django's only empties the tables of models.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from fairq.contrib.django.worker import discover
 
 __all__ = ["TransactionTestCase", "enqueued", "reset", "run_tasks"]
 
-# What a project sets up once, and what `fairq.rebuild` makes anew. All other rows are a test's.
+# What a project sets up once, and what `fairq.rebuild` makes. All other rows are a test's.
 _KEPT = [
     *("schema_version", "settings", "queues", "kinds", "domains", "maintenance", "sweeps"),
     *("ready", "parked", "lanes", "ticks", "rings"),
@@ -32,14 +32,14 @@ _KEPT = [
 
 
 def enqueued(**which: Any) -> list[testing.Enqueued]:
-    """The live tasks that the test sees, oldest first; `kind=`, `queue=`, `group_key=` choose among them."""
+    """The live tasks that the test sees, oldest first, filtered by `kind=`, `queue=` and `group_key=`."""
     found: list[testing.Enqueued] = testing.enqueued(database.connection(), **which)
     return found
 
 
 def run_tasks(**options: Any) -> list[testing.Ran]:
-    """Run all tasks that may run now, in this thread and on the test's connection, as `fairq.testing.drain`
-    does, whose options these are. With `at=` it is another time.
+    """Run all tasks that may run now, in this thread and on the test's connection. Takes the options of
+    `fairq.testing.drain`; `at=` moves the clock.
     """
     conn = database.connection()
     if options.get("at") is not None:
@@ -50,7 +50,7 @@ def run_tasks(**options: Any) -> list[testing.Ran]:
 
 
 class TransactionTestCase(test.TransactionTestCase):
-    """Django's, and fairq is as empty as the tables of models when a test ends."""
+    """Django's, which also empties fairq's tables when a test ends."""
 
     def _fixture_teardown(self) -> None:
         super()._fixture_teardown()
@@ -58,7 +58,7 @@ class TransactionTestCase(test.TransactionTestCase):
 
 
 def reset() -> None:
-    """No task is there any more, none has been, and no tenant has settings. Queues keep theirs."""
+    """Remove all tasks, the history and tenants' settings. Queues keep theirs."""
     with database.connection().cursor() as cursor:
         cursor.execute(
             "select c.relname from pg_catalog.pg_class c where c.relnamespace = 'fairq'::regnamespace"

@@ -1,5 +1,5 @@
-"""The app that `manage.py fairq work` runs: every task of Django whose backend is fairq's, and the tasks of
-every `fairq.App` that a module `tasks` of an installed app has.
+"""The app that `manage.py fairq work` runs: all tasks of Django whose backend is fairq's, and the tasks of
+every `fairq.App` in a module `tasks` of an installed app.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ __all__ = ["DjangoApp", "discover", "install"]
 
 
 def __getattr__(name: str) -> Any:
-    # Not at the import: the settings may not be there yet, and the project's modules import us.
+    # Made on first use: the settings may not be ready, and the project's modules import this one.
     if name == "app":
         try:
             return discover()
         except ImportError as exc:
             raise ConfigurationError(
                 f"the tasks of the project cannot be imported: {exc}",
-                "See where with: manage.py shell, and an import of that module.",
+                "To see where, import that module in: manage.py shell",
             ) from exc
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def discover(in_this_thread: bool = False) -> DjangoApp:
-    """The tasks of the project, after an import of the module `tasks` of each installed app."""
+    """The tasks of the project. Imports the module `tasks` of each installed app."""
     if not apps.ready:
         django.setup()
     autodiscover_modules("tasks")
@@ -56,7 +56,7 @@ def discover(in_this_thread: bool = False) -> DjangoApp:
 
 
 def install(conn: Any) -> None:
-    """Create the queues that the project names, and tell the database what its tasks declare."""
+    """Create the project's queues, and store what its tasks declare."""
     conn.ensure_connection()
     if installer.schema_version(conn.connection) is None:
         return
@@ -74,10 +74,10 @@ def _apps() -> list[App]:
 
 
 class DjangoApp(App):
-    """Tasks of Django are declared here when they are first met, wherever in the project they are."""
+    """Declares tasks of Django when it first meets them, wherever in the project they are."""
 
     def __init__(self, in_this_thread: bool = False) -> None:
-        """In tests coroutines, too, run in the thread whose connection has the test's transaction."""
+        """`in_this_thread`: run coroutines, too, in the thread whose connection has a test's transaction."""
         super().__init__(middleware=[fresh.middleware])
         self._in_this_thread = in_this_thread
         for path in DEFINED:
@@ -92,7 +92,7 @@ class DjangoApp(App):
 
     @property
     def queues(self) -> list[str]:
-        """Those of the apps in it, and QUEUES of TASKS."""
+        """The queues of the included apps, and QUEUES of TASKS."""
         return sorted({*super().queues, *_backend_queues()})
 
     def __getitem__(self, kind: str) -> Task[Any, ..., Any]:
@@ -103,10 +103,10 @@ class DjangoApp(App):
     def _declare(self, path: str) -> None:
         try:
             found = import_string(path)
-        except Exception as exc:  # it is the project's code: any error is possible
+        except Exception as exc:  # the project's code may raise anything
             raise UnknownTask(
                 f"there is no task {path!r}: {type(exc).__name__}: {exc}",
-                "Its tasks wait for a worker that has it: deploy one, or cancel them.",
+                "Tasks of this kind wait for a worker that has it: deploy one, or cancel them.",
             ) from exc
         self._add(_declared(path, found, self._in_this_thread))
 
@@ -115,14 +115,14 @@ def _backend_queues() -> Iterator[str]:
     for parameters in getattr(settings, "TASKS", {}).values():
         try:
             backend = import_string(parameters["BACKEND"])
-        except ImportError:  # `manage.py check` says so
+        except ImportError:  # `manage.py check` reports it
             continue
         if issubclass(backend, Backend):
             yield from parameters.get("QUEUES", ["default"])
 
 
 def _is_of_the_project(path: str) -> bool:
-    """Whoever may enqueue must not choose freely what a worker imports."""
+    """Whether a worker may import it: enqueueing must not allow importing anything."""
     roots = {config.name.split(".")[0] for config in apps.get_app_configs()}
     roots.add(settings.SETTINGS_MODULE.split(".")[0])
     return "." in path and path.split(".")[0] in roots
@@ -132,7 +132,7 @@ def _declared(path: str, found: Any, in_this_thread: bool) -> Task[Any, ..., Any
     if not hasattr(found, "get_backend") or not isinstance(found.get_backend(), Backend):
 
         def refuse(payload: Any) -> None:
-            raise SuspiciousOperation(f"{path!r} does not lead to a task of a fairq backend")
+            raise SuspiciousOperation(f"{path!r} is not a task of a fairq backend")
 
         return Task(refuse, kind=path)
     is_async = inspect.iscoroutinefunction(found.func) and not in_this_thread
@@ -141,7 +141,7 @@ def _declared(path: str, found: Any, in_this_thread: bool) -> Task[Any, ..., Any
 
 
 def _in_this_thread(task: Task[Any, ..., Any]) -> Task[Any, ..., Any]:
-    """The same task, whose coroutine runs on a loop of its own while the thread waits and serves its ORM."""
+    """The same task, whose coroutine runs on its own loop while this thread waits and serves its ORM."""
 
     async def invoke(payload: Any, ctx: Context) -> Any:
         return await task.invoke(payload, ctx)
@@ -154,7 +154,7 @@ def _in_this_thread(task: Task[Any, ..., Any]) -> Task[Any, ..., Any]:
 
 @contextlib.contextmanager
 def _attempt(task: Any, ctx: Context, payload: Any) -> Iterator[tuple[Backend, Any]]:
-    """One attempt of a task of Django, in its tenant. Only the last one finishes the task."""
+    """An attempt of a task of Django, inside its group. Only the last attempt finishes the task."""
     alias = ctx.headers.get(HEADER, {}).get("backend", task.backend)
     if alias != task.backend:
         task = task.using(backend=alias)
@@ -184,7 +184,7 @@ def _handler(task: Any) -> Any:
 
 def _async_handler(task: Any) -> Any:
     async def handler(payload: Any, ctx: Context) -> Any:
-        # Receivers of signals, and results that are looked up, touch the database: in the ORM's thread.
+        # Signals' receivers and look-ups of results use the database, so they run in the ORM's thread.
         attempt = _attempt(task, ctx, payload)
         backend, result = await sync_to_async(attempt.__enter__)()
         try:

@@ -1,4 +1,4 @@
-"""fairq's own revision of the same number."""
+"""fairq's revision of the same number."""
 
 from django.db import migrations
 

@@ -61,7 +61,7 @@ def _main() -> Any:
 
 
 def _without_django(words: list[str]) -> Iterator[str]:
-    """Django has heeded these already, wherever they stand."""
+    """Remove Django's own options, which it has already read."""
     rest = iter(words)
     for word in rest:
         name, sign, _ = word.partition("=")
@@ -73,8 +73,8 @@ def _without_django(words: list[str]) -> Iterator[str]:
 
 @contextlib.contextmanager
 def _environment(using: str | None) -> Iterator[None]:
-    """The database and the app for those who do not name another."""
-    # Processes under a supervisor are told by it.
+    """Set the default database and app."""
+    # Under a supervisor they are set already.
     chosen = {} if LIFELINE in os.environ else {VARIABLES[0]: database.dsn(using), "FAIRQ_APP": APP}
     before = dict(os.environ)
     os.environ.update(chosen)

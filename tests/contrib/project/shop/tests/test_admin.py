@@ -100,7 +100,7 @@ class Lists(Admin):
 class Actions(Admin):
     def test_cancel(self) -> None:
         result = tasks.add.enqueue(1)
-        self.assertIn("1 tasks are to end", self.act("task", "cancel", result.id))
+        self.assertIn("1 tasks cancelled", self.act("task", "cancel", result.id))
         testing.run_tasks()
         result.refresh()
         self.assertEqual(result.errors[0].exception_class, fairq.Cancelled)
