@@ -48,23 +48,19 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     dsn=False,
     json=False,
 )
-@amount("--tasks", 10_000, "Bob's tasks.", least=10, most=1_000_000)
-@amount("--tenants", 10, "Bob and the others.", least=2, most=1000)
+@amount("--tasks", 10_000, "How many tasks Bob enqueues.", least=10, most=1_000_000)
+@amount("--tenants", 10, "How many tenants, with Bob.", least=2, most=1000)
 @amount("--slots", 32, "Worker slots of each queue.", most=1000)
-@option(
-    "--out FILE", "Where the picture goes.", type=click.Path(dir_okay=False, path_type=Path), default=PICTURE
-)
-@option(
-    "--dsn DSN", "Make a database on this server and drop it at the end, instead of starting a PostgreSQL."
-)
+@option("--out FILE", "The picture.", type=click.Path(dir_okay=False, path_type=Path), default=PICTURE)
+@option("--dsn DSN", "Create a temporary database on this server, instead of starting one.")
 def demo(tasks: int, tenants: int, slots: int, out: Path, dsn: str | None) -> None:
     """Bob enqueues 10,000 tasks at once; the other tenants enqueue a few each, now and then. A FIFO queue
     ("for update skip locked") and fairq serve the same arrivals with the same number of worker slots, in one
     PostgreSQL, with tasks that sleep 20 to 60 ms. At the end there are a table and a picture.
 
-    It needs no database: it starts a PostgreSQL with its data in .cache/demo of the current folder, reachable
-    through a socket only, and stops it at the end. FAIRQ_DSN and DATABASE_URL are not looked at; a server of
-    yours is used only when --dsn names it, and no database that is there.
+    It needs no database: it starts a PostgreSQL with its data in .cache/demo of the current folder, which
+    listens only on a socket, and stops it at the end. It ignores FAIRQ_DSN and DATABASE_URL. It uses your
+    server only if --dsn names it, and then makes a database of its own there.
 
     fairq demo                                      about 20 seconds
     fairq demo --tasks 3000 --tenants 4 --slots 8   smaller
@@ -82,14 +78,14 @@ def demo(tasks: int, tenants: int, slots: int, out: Path, dsn: str | None) -> No
     except embedded.EmbeddedError as exc:
         raise Failure(
             str(exc),
-            hint=f"Is another demo running here? If not, remove the folder {DATA} to start afresh.",
+            hint=f"Is another demo running here? If not, remove the folder {DATA} and start again.",
             code="embedded",
             exit_code=Exit.NO,
         ) from exc
 
 
 def _stop(number: int, _: FrameType | None) -> None:
-    """Ends the demo in good order; while it ends, further signals are ignored."""
+    """End the demo cleanly, and ignore further signals meanwhile."""
     for each in SIGNALS:
         signal.signal(each, signal.SIG_IGN)
     raise SystemExit(128 + number)
@@ -108,7 +104,7 @@ def _demo(scenario: Scenario, out: Path, dsn: str | None, console: Console) -> N
         fifo, fair = (engine.history(conn) for engine in both)
         _check(scenario, fifo, fair)
 
-        # matplotlib keeps a list of fonts; not in the home folder, for our sake. It is slow to import, too.
+        # Keeps matplotlib's list of fonts out of the home folder. Imported here because it is slow.
         os.environ.setdefault("MPLCONFIGDIR", str(Path(".cache", "matplotlib").absolute()))
         from fairq.demo import plot
 
@@ -130,7 +126,7 @@ def _check(scenario: Scenario, *histories: list[Record]) -> None:
         served = Counter(record.tenant for record in records)
         if served != expected:
             raise Failure(
-                f"the history does not hold what was enqueued: {dict(served)} instead of {dict(expected)}",
+                f"the history does not match what was enqueued: {dict(served)} instead of {dict(expected)}",
                 hint="This is a bug in fairq or in its demo. Please report it.",
                 code="bug",
                 exit_code=Exit.BUG,
@@ -142,16 +138,16 @@ def _check(scenario: Scenario, *histories: list[Record]) -> None:
 
 @contextlib.contextmanager
 def _database(dsn: str | None, console: Console) -> Iterator[str]:
-    """The connection string of a new database with fairq in it, which is dropped at the end."""
+    """The connection string of a new database with fairq, which is dropped at the end."""
     with contextlib.ExitStack() as ending:
         if dsn is None:
             admin, name = ending.enter_context(_own_server(console)), "demo"
         else:
             admin, name = dsns.to_libpq(dsn), f"fairq_demo_{secrets.token_hex(4)}"
-            view.say(console, f"A database of the demo's own, {name}, beside {dsns.describe(admin)}.", "dim")
+            view.say(console, f"The demo makes its own database {name} beside {dsns.describe(admin)}.", "dim")
         conn = ending.enter_context(psycopg.connect(admin, autocommit=True))
         drop = sql.SQL("drop database if exists {} with (force)").format(sql.Identifier(name))
-        conn.execute(drop)  # what a demo that was killed has left on the server of its own
+        conn.execute(drop)  # a killed demo may have left one on its own server
         conn.execute(sql.SQL("create database {}").format(sql.Identifier(name)))
         ending.callback(conn.execute, drop)
         where = conninfo.make_conninfo(admin, dbname=name)
@@ -162,14 +158,14 @@ def _database(dsn: str | None, console: Console) -> Iterator[str]:
 @contextlib.contextmanager
 def _own_server(console: Console) -> Iterator[str]:
     if ignored := [name for name in dsns.VARIABLES if os.environ.get(name)]:
-        note = f"{' and '.join(ignored)}: not used. The demo touches a server of yours only with --dsn."
+        note = f"The demo ignores {' and '.join(ignored)}. It uses a server of yours only with --dsn."
         view.say(console, note, "dim")
     note = "Starting the PostgreSQL in" if DATA.exists() else "Making a PostgreSQL in"
     with console.status(f"{note} {DATA} …") if console.is_terminal else contextlib.nullcontext():
         DATA.parent.mkdir(parents=True, exist_ok=True)
         server = embedded.start(DATA)
     with server:
-        ready = f"PostgreSQL {server.binaries.version} of the demo's own, data in {DATA}, fsync on."
+        ready = f"The demo's own PostgreSQL {server.binaries.version}, data in {DATA}, fsync on."
         view.say(console, ready, "dim")
         yield server.dsn()
 
@@ -179,7 +175,7 @@ def _own_server(console: Console) -> Iterator[str]:
 
 @contextlib.contextmanager
 def _page(dsn: str, console: Console) -> Iterator[Callable[[], None]]:
-    """The page of `fairq web`, at hand. Yields what keeps it up for somebody who looks at it."""
+    """Serve the page of `fairq web`. Yields a function that keeps it up if somebody is looking at it."""
     watched = False
 
     def allow(request: Request) -> bool:
@@ -201,7 +197,7 @@ def _page(dsn: str, console: Console) -> Iterator[Callable[[], None]]:
 
 @contextlib.contextmanager
 def _display(scenario: Scenario, console: Console) -> Iterator[Show]:
-    """Something to call with how it stands: a live view on a terminal, a line every second elsewhere."""
+    """A function that shows the current state: a live view on a terminal, else a line per second."""
     if console.is_terminal and not console.is_dumb_terminal:
         with Live(console=console, auto_refresh=False, transient=True) as live:
 

@@ -1,4 +1,4 @@
-"""The two queues of the demo: statements of their own behind the same calls."""
+"""The two queues of the demo: their own statements behind the same calls."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -12,7 +12,7 @@ Connection = psycopg.Connection[Any]
 
 @dataclass(frozen=True)
 class Held:
-    """A task that a slot works on."""
+    """A task in a slot."""
 
     id: int
     attempt: int
@@ -22,7 +22,7 @@ class Held:
 
 @dataclass(frozen=True)
 class Record:
-    """A task of the history: seconds since the first of its engine was enqueued."""
+    """A task of the history. Times are seconds since its engine's first task was enqueued."""
 
     tenant: str
     created: float
@@ -35,7 +35,7 @@ class Record:
 
 @dataclass(frozen=True)
 class Engine:
-    """A queue: its statements, and what they know besides. Every call is one transaction."""
+    """A queue: its statements, and their other parameters. Every call is one transaction."""
 
     name: str
     creates: LiteralString
@@ -99,7 +99,7 @@ FIFO = Engine(
 
 
 def fair(worker_id: int) -> Engine:
-    """fairq, by its public functions."""
+    """fairq, through its public functions."""
     return Engine(
         "fairq",
         creates="""

@@ -16,7 +16,7 @@ from fairq.demo.view import p50_p99, seconds_text
 MOST_ROWS = 12
 ROW_HEIGHT = 0.78
 
-# A card of its own, opaque: it reads the same on a light page and on a dark one.
+# Opaque, so that it looks the same on light and dark pages.
 PAPER = "#fbfaf7"
 INK = "#22262b"
 MUTED = "#6b7280"

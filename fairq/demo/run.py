@@ -1,4 +1,4 @@
-"""A side of the demo: a queue, somebody who feeds it, a worker with slots. Both sides run the same code."""
+"""A side of the demo: a queue, a feeder, and a worker with slots. Both sides run the same code."""
 
 import contextlib
 import heapq
@@ -20,7 +20,7 @@ FRAME_SECONDS = 0.125
 
 @dataclass(frozen=True)
 class Standing:
-    """How a tenant, or several together, stand at some moment. Waiting tasks count with their age so far."""
+    """The state of one or more tenants at a moment. Waiting tasks count with their age so far."""
 
     tenant: str
     waits: list[float]
@@ -45,7 +45,7 @@ class Standing:
 
 @dataclass(frozen=True)
 class Standings:
-    """How a side stands at some moment."""
+    """The state of a side at a moment."""
 
     engine: str
     tenants: tuple[Standing, ...]
@@ -58,10 +58,10 @@ Show = Callable[[float, list[Standings]], None]
 
 
 class Board:
-    """What has happened on a side; written by its threads, read by the view.
+    """What has happened on a side. Its threads write it, and the view reads it.
 
-    A tenant's tasks start in the order in which they arrived, on both sides: so the n-th start belongs to the
-    n-th arrival, and no table of ids is needed.
+    On both sides a tenant's tasks start in the order of their arrival, so the n-th start belongs to the n-th
+    arrival, and no ids are needed.
     """
 
     def __init__(self, engine: str, scenario: Scenario) -> None:
@@ -97,7 +97,7 @@ class Board:
 def feed(
     engine: Engine, board: Board, scenario: Scenario, conn: Connection, begin: float, stop: threading.Event
 ) -> None:
-    """Enqueue what the scenario says, when it says so."""
+    """Enqueue the scenario's arrivals at their times."""
     for arrival in scenario.arrivals:
         if stop.wait(max(0.0, begin + arrival.at - time.monotonic())):
             return
@@ -108,10 +108,10 @@ def feed(
 def work(
     engine: Engine, board: Board, scenario: Scenario, conn: Connection, begin: float, stop: threading.Event
 ) -> None:
-    """A worker: end what is done, take as many as there are free slots, until everything has been served.
+    """A worker: end what is done and take as many tasks as there are free slots, until everything is served.
 
-    The handler is a sleep. So a busy slot is no more than the moment it comes free, and one thread holds them
-    all.
+    The handler only sleeps, so a busy slot is just the time at which it becomes free, and one thread can hold
+    them all.
     """
     stop.wait(max(0.0, begin - time.monotonic()))
     busy: list[tuple[float, int, Held]] = []
@@ -136,7 +136,7 @@ def work(
 
 
 def run(dsn: str, engines: tuple[Engine, Engine], scenario: Scenario, show: Show) -> None:
-    """Run both sides at once and show how they stand. However this ends, its threads have ended too."""
+    """Run both sides at once and show their state. However this ends, its threads have ended too."""
     stop = threading.Event()
     boards = [Board(engine.name, scenario) for engine in engines]
     with contextlib.ExitStack() as ending:

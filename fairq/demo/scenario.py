@@ -1,4 +1,4 @@
-"""Who enqueues how many tasks, and when. Nothing here touches a database or a clock."""
+"""Who enqueues how many tasks, and when. No clock, no I/O."""
 
 import random
 from collections.abc import Iterator
@@ -7,9 +7,9 @@ from dataclasses import dataclass
 FLOOD = "bob"
 _NAMES = ("alice", "carol", "dave", "erin", "frank", "grace", "heidi", "ivan", "judy")
 
-HANDLER_SECONDS = 0.040  # on average, from half of it to half as much again
-FLOOD_STARTS = 0.08  # of the span: long enough to see that all is well before
-OVERHEAD = 1.2  # the span is what the handlers take, and what the machine takes, about
+HANDLER_SECONDS = 0.040  # on average; from 50 % to 150 % of it
+FLOOD_STARTS = 0.08  # part of the span before Bob's flood, to show that all is well
+OVERHEAD = 1.2  # the span is about this times what the handlers take
 SEED = 20  # the same arrivals in every run
 
 
@@ -40,20 +40,20 @@ class Scenario:
 
 
 def names(tenants: int) -> tuple[str, ...]:
-    """Bob, and as many others."""
+    """Bob and the others."""
     more = (f"tenant{number}" for number in range(len(_NAMES) + 2, tenants + 1))
     return (FLOOD, *_NAMES[: tenants - 1], *more)
 
 
 def handler_seconds(seed: int = SEED) -> Iterator[float]:
-    """How long one handler after the other sleeps; the same for both queues."""
+    """How long each handler sleeps; the same for both queues."""
     chance = random.Random(seed)
     while True:
         yield HANDLER_SECONDS * chance.uniform(0.5, 1.5)
 
 
 def plan(tasks: int, tenants: int, slots: int) -> Scenario:
-    """Bob floods once; the others come by with one to three tasks at a time until he is nearly served."""
+    """Bob floods once; the others enqueue one to three tasks at a time until his are nearly served."""
     chance = random.Random(SEED)
     everybody = names(tenants)
     span = tasks * HANDLER_SECONDS / slots * OVERHEAD

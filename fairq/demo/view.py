@@ -26,7 +26,7 @@ _STYLES = {"FIFO": "dark_orange3", "fairq": "cyan"}
 
 
 def seconds_text(seconds: float | None) -> str:
-    """A wait as people read it: 3.1 ms, 840 ms, 12.4 s."""
+    """A wait as text: 3.1 ms, 840 ms, 12.4 s."""
     if seconds is None:
         return "–"
     if seconds < 0.00995:
@@ -37,7 +37,7 @@ def seconds_text(seconds: float | None) -> str:
 
 
 def mood(seconds: float | None) -> str:
-    """The colour of a wait: what a person in front of a screen thinks of it."""
+    """The colour of a wait, as a person in front of a screen would judge it."""
     if seconds is None:
         return "dim"
     return "green" if seconds < 0.25 else "yellow" if seconds < 1 else "bold red"
@@ -62,7 +62,7 @@ def headline(scenario: Scenario) -> str:
 def frame(
     elapsed: float, sides: list[Standings], scenario: Scenario, width: int, height: int
 ) -> RenderableType:
-    """The live view, made to fit."""
+    """The live view, fitted to the terminal."""
     rows = max(2, height - (9 if width >= WIDE else 8))
     clock = Text(f"{elapsed:5.1f} s", "bold")
     if width >= WIDE:
@@ -74,7 +74,7 @@ def frame(
 
 
 def _shown(side: Standings, rows: int) -> list[Standing]:
-    """Everybody; or, where that is too much, the first ones and the rest as one line."""
+    """All tenants or, if there are too many, the first ones and one line for the rest."""
     if len(side.tenants) <= rows:
         return list(side.tenants)
     return [*side.tenants[: rows - 1], side.others]
@@ -107,7 +107,7 @@ def _both(sides: list[Standings], rows: int, columns: tuple[str, ...]) -> Table:
 
 
 def _add_columns(table: Table, columns: tuple[str, ...]) -> None:
-    """The same of each queue."""
+    """The same columns for each queue."""
     for engine, style in _STYLES.items():
         for column in columns:
             table.add_column(f"[{style}]{engine}[/] {column}", justify="right", no_wrap=True)
@@ -132,7 +132,7 @@ def line(elapsed: float, sides: list[Standings]) -> str:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a tenant met: its tasks, and its waits in both queues."""
+    """A tenant's number of tasks, and its waits in both queues."""
 
     tenant: str
     tasks: int
@@ -153,7 +153,7 @@ def p50_p99(waits: list[float]) -> tuple[float, float]:
 
 
 def outcomes(fifo: list[Record], fair: list[Record], scenario: Scenario) -> list[Outcome]:
-    """A line per tenant, and one for all but Bob together, last."""
+    """A line per tenant, and a last one for all but Bob together."""
     of_fifo, of_fair = (_waits(records) for records in (fifo, fair))
     return [
         Outcome(tenant, len(of_fifo[tenant]), p50_p99(of_fifo[tenant]), p50_p99(of_fair[tenant]))
@@ -171,7 +171,7 @@ def _waits(records: list[Record]) -> dict[str, list[float]]:
 
 
 def result_table(results: list[Outcome], width: int = WIDE) -> Table:
-    """The table at the end; a narrow terminal gets the medians only."""
+    """The table at the end; only medians on a narrow terminal."""
     shown = ("p50", "p99") if width >= RESULT else ("p50",)
     table = Table(
         box=box.SIMPLE_HEAD,
@@ -198,7 +198,7 @@ def result_table(results: list[Outcome], width: int = WIDE) -> Table:
 
 
 def moral(results: list[Outcome], makespans: Sequence[float]) -> str:
-    """What it means, in one sentence; true whatever came out."""
+    """The result in one sentence, whatever it is."""
     others = results[-1]
     bob = results[0]
     fifo, fair = (seconds_text(seconds) for seconds in (others.fifo[0], others.fair[0]))
@@ -210,5 +210,5 @@ def moral(results: list[Outcome], makespans: Sequence[float]) -> str:
 
 
 def say(console: Console, text: str, style: str = "") -> None:
-    """Prose: wrapped for a terminal, a line for whatever else reads it."""
+    """Print prose, wrapped only on a terminal."""
     console.print(Text(text, style), soft_wrap=not console.is_terminal)
