@@ -1,10 +1,8 @@
-"""The circuit breaker in front of the database: values and transitions, no clock and no I/O.
+"""The circuit breaker in front of the database, as pure functions. Failing handlers do not concern it.
 
-closed     everything passes; failures in a row are counted, a success forgets them
+closed     everything passes; failures in a row are counted, and a success resets the count
 open       nothing passes until the cool-down is over
-half_open  one probe is on its way; its end closes the breaker, or opens it again
-
-It is about the database. A handler that fails has nothing to do with it.
+half_open  one probe is on its way; its result closes the breaker, or opens it again
 """
 
 from __future__ import annotations
@@ -15,13 +13,13 @@ from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 State = Literal["closed", "open", "half_open"]
-# A cool-down is shorter by up to so much, so that not all workers come back at once.
+# The most by which a cool-down is shortened, so that not all workers come back at once.
 JITTER: Final = 0.25
 
 
 @dataclass(frozen=True, slots=True)
 class Breaker:
-    """`threshold` 0 never opens."""
+    """A `threshold` of 0 never opens."""
 
     threshold: int
     cooldown: float
@@ -31,7 +29,7 @@ class Breaker:
 
 
 def wait(breaker: Breaker, now: float) -> float:
-    """Seconds until something may pass; 0: now. In half_open a probe is out: ask again after its end."""
+    """Seconds until something may pass; 0: now. In half_open, the cool-down: a probe is on its way."""
     if breaker.state == "closed":
         return 0.0
     if breaker.state == "half_open":
@@ -40,7 +38,7 @@ def wait(breaker: Breaker, now: float) -> float:
 
 
 def may_pass(breaker: Breaker, now: float) -> tuple[Breaker, bool]:
-    """Ask before each try. Who is let through when the cool-down is over is the probe, and the only one."""
+    """Whether a try may pass. The first one after the cool-down is the probe, and the only one."""
     if breaker.state == "closed":
         return breaker, True
     if breaker.state == "open" and now >= breaker.open_until:

@@ -1,4 +1,4 @@
-"""A worker on Citus serves all nodes side by side. Any of them knows the others."""
+"""A worker on Citus, which serves all nodes side by side. Every node knows the others."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from fairq.worker.node import Node
 if TYPE_CHECKING:
     from fairq.worker.engine import Engine
 
-# How often to look for new nodes, and to try those again that refused us.
+# How often to look for new nodes, and to retry those that refused us.
 LOOK_SECONDS: Final = 15.0
-# Who has not said by then which nodes there are is not waited for.
+# How long to wait for a node's list of nodes.
 ANSWER_SECONDS: Final = 3.0
 
 
 class Cluster:
-    """`near` is the number of a node that is to be asked first."""
+    """`near` is the number of the node to ask first."""
 
     def __init__(self, engine: Engine, near: int | None) -> None:
         self._engine = engine
@@ -35,7 +35,7 @@ class Cluster:
         self._refused: BaseException | None = None
 
     async def run(self, found: list[citus.Node]) -> None:
-        """Until all have ended. What a node raises that has worked ends all; one that never did, none."""
+        """Run until all nodes have ended. An error ends all, unless its node never worked."""
         self._serve(found)
         looking = asyncio.create_task(self._look())
         try:
@@ -58,7 +58,7 @@ class Cluster:
             task.cancel()
         try:
             await asyncio.wait(self._running)
-        except asyncio.CancelledError:  # once more: nothing of ours goes on behind the caller's back
+        except asyncio.CancelledError:  # a second time: still leave nothing running
             for task in self._running:
                 task.cancel()
             await asyncio.wait(self._running)
@@ -69,12 +69,12 @@ class Cluster:
         gone = {node.dsn: group for group, node in self._nodes.items() if group not in there}
         for each in found:
             dsn, name = each.dsn(self._engine.dsn), f"{each.host}:{each.port}"
-            if each.group not in self._nodes and dsn in gone:  # it was taken out, and added again
+            if each.group not in self._nodes and dsn in gone:  # removed and added again
                 self._nodes[each.group] = self._nodes.pop(gone[dsn])
             known = self._nodes.get(each.group)
             if known is None:
                 node = self._engine.node(dsn, name, each.group == self._near)
-                # Where Citus sends statements there is a session.
+                # Citus connects nodes directly, without a pooler.
                 node.database.prepare_statements()
                 self._nodes[each.group] = node
                 self._running[asyncio.create_task(node.run(), name=f"fairq-node-{each.group}")] = node
@@ -97,7 +97,7 @@ class Cluster:
         await self._engine.dismiss(node)
 
     async def _look(self) -> list[citus.Node]:
-        """What nodes there are some time later, says the first that answers; none: none did."""
+        """After a while, the nodes that the first node to answer lists; empty if none answers."""
         await asyncio.sleep(LOOK_SECONDS * random.uniform(0.75, 1.25))
         for node in sorted(self._nodes.values(), key=lambda node: node.database.failures > 0):
             with contextlib.suppress(*FAILURES):

@@ -1,6 +1,4 @@
-"""What a worker may be told, what is wrong with it, and what it comes to. Nothing in here talks to
-anybody.
-"""
+"""A worker's settings, their checks, and the limits that follow from them. No I/O."""
 
 from __future__ import annotations
 
@@ -18,13 +16,11 @@ Nodes = Literal["all", "near", "own"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """Times are in seconds, but for those whose name ends in `_ms`. 0 means "choose for me" where it says
-    so. Beside a number's type are its bounds.
-    """
+    """Times are in seconds, unless the name ends in `_ms`. Numbers are annotated with their bounds."""
 
     queues: tuple[str, ...] | Mapping[str, float] = ()
     """In order of priority: the first is emptied before the next is asked. Or with weights: each gets its
-    share. Empty: those of the app's tasks, with equal shares.
+    share. Empty: the queues of the app's tasks, with equal shares.
     """
     concurrency: Annotated[int, 0, 100_000] = 0
     prefetch: Annotated[int, 0, 100_000] = 0
@@ -34,27 +30,25 @@ class Settings:
     lease: Annotated[float, 1, 86_400] = 60.0
     grace: Annotated[float, 0, 86_400] = 20.0
     mode: Mode = "forever"
-    """once: end after one look at the queues; drain: end when there is nothing left to run."""
+    """once: end after one look at the queues; drain: end when no task is left that may run."""
     nodes: Nodes = "all"
-    """On Citus, which to serve. all: by turns; near: the one that `dsn` leads to, and others with the slots
-    that it leaves free; own: no other.
+    """Which nodes of Citus to serve. all: by turns; near: first the one that `dsn` names, others with the
+    slots it leaves free; own: only that one.
     """
     name: str = ""
     health: str = ""
     listen: bool = True
     """Whether to LISTEN for new tasks, or only poll."""
     listen_dsn: str | None = field(default=None, repr=False)
-    """Where to LISTEN, when `dsn` leads through a pooler that hands out connections by transaction."""
+    """Where to LISTEN if `dsn` leads through a pooler in transaction mode."""
     notify_poll_interval_ms: Annotated[int | None, 1_000, 300_000] = None
     """Longest pause between two looks at the queues. None: 5000, or 1000 without LISTEN."""
     heartbeat_ms: Annotated[int | None, 50, 600_000] = None
-    """How often to give a sign of life and learn of cancelled tasks. None: 2000, at most a sixth of the
-    lease.
-    """
+    """How often to send a heartbeat, and learn of cancellations. None: 2000, at most a sixth of the lease."""
     maintain_interval_ms: Annotated[int, 0, 3_600_000] = 5000
-    """How often to call fairq.maintain(). 0: never, and no schedules are fired; somebody else does it."""
+    """How often to run the upkeep. 0: never, and fire no schedules."""
     hanging_after: Annotated[float, 0, 86_400] = 5.0
-    """How long a handler may ignore that its time is over before it counts as one that hangs."""
+    """How long after its timeout a handler may run on before it counts as hanging."""
     db_retry_initial_ms: Annotated[int, 100, 60_000] = 500
     db_retry_max_ms: Annotated[int, 500, 300_000] = 5_000
     db_retry_max_attempts: Annotated[int, 0, 10_000] = 0
@@ -62,40 +56,40 @@ class Settings:
     breaker_cooldown_ms: Annotated[int | None, 100, 3_600_000] = None
 
 
-# What most of them are for, as the command line has it: how a value is shown, and its help.
+# Options of the command line: the value's placeholder, and the help.
 TOLD = {
-    "concurrency": ("-c N", "Slots: tasks at once, in each process. 0: one for each core that it may use."),
+    "concurrency": ("-c N", "Slots: how many tasks run at once in each process. 0: one per usable core."),
     "prefetch": ("N", "Claim this many tasks beyond the slots. Needs --claim-lease; excludes a cluster cap."),
-    "claim_lease": ("SECONDS", "With --prefetch only: how long a claim keeps a task from others."),
+    "claim_lease": ("SECONDS", "How long a claim of --prefetch keeps a task from other workers."),
     "max_claim_batch": (
         "N",
         "The most tasks taken from a queue at a time; with weights, from all. 0: slots plus prefetch.",
     ),
-    "max_claim_per_worker": ("N", "The most tasks held that have not begun. 0: as for --max-claim-batch."),
-    "grace": ("SECONDS", "How long handlers have to end after TERM or INT."),
+    "max_claim_per_worker": ("N", "The most tasks held but not begun. 0: as for --max-claim-batch."),
+    "grace": ("SECONDS", "How long handlers may run on after TERM or INT."),
     "lease": (
         "SECONDS",
-        "After this long without a sign of life the worker counts as lost, and others get its tasks.",
+        "After this long without a heartbeat the worker is considered lost, and others get its tasks.",
     ),
     "db_retry_initial_ms": (
         "MS",
         "First pause after a failure of the database, 100 to 60000. Doubled each time, give or take 25 %.",
     ),
     "db_retry_max_ms": ("MS", "Longest of these pauses, 500 to 300000."),
-    "db_retry_max_attempts": ("N", "Failures in a row after which to give up, up to 10000. 0: never."),
-    "breaker_threshold": ("N", "Failures in a row after which the database is left alone. 0: never."),
+    "db_retry_max_attempts": ("N", "Failures in a row after which to give up, at most 10000. 0: never."),
+    "breaker_threshold": ("N", "Failures in a row after which to leave the database alone. 0: never."),
     "breaker_cooldown_ms": (
         "MS",
-        "For how long, or up to a quarter less. Default: 5000, at most a third of the lease.",
+        "How long to leave it alone, or up to a quarter less. Default: 5000, at most a third of the lease.",
     ),
-    "health": ("FILE", "Write this file anew every few seconds while the worker lives, for probes."),
+    "health": ("FILE", "Rewrite this file every few seconds while the worker lives, for probes."),
     "name": ("TEXT", "Name in the statistics. Default: host and process id."),
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Settings with every "choose for me" replaced by what was chosen."""
+    """The limits in force, with all defaults filled in."""
 
     slots: int
     prefetch: int
@@ -104,21 +98,21 @@ class Limits:
     heartbeat: float
     cooldown: float
     patience: float
-    """For how long an answer of the database is waited for."""
+    """How long to wait for an answer of the database."""
 
 
-# Of each number: the smallest and the largest.
+# The smallest and largest value of each number.
 BOUNDS: dict[str, tuple[float, float]] = {
     name: get_args(hint)[1:]
     for name, hint in get_type_hints(Settings, include_extras=True).items()
     if get_origin(hint) is Annotated
 }
-# Of a queue in a worker, as of a group in a queue.
+# The bounds of a queue's weight, the same as of a group's.
 WEIGHTS = (0.001, 1000)
 
 
 def problems(settings: Settings) -> list[str]:
-    """Everything that is wrong, one sentence each."""
+    """Everything that is wrong, one message each."""
     found: list[str] = []
     unreadable = False
     hints = get_type_hints(Settings)
@@ -171,14 +165,14 @@ def _name_problems(what: str, names: Sequence[str]) -> list[str]:
 
 def queues_of(texts: Sequence[str]) -> tuple[tuple[str, ...] | Mapping[str, float], list[str]]:
     """Queues from the command line, and what is wrong with them: `a` and `b` in order, or `a=3` and `b=1` by
-    weight. Of a name with an equals sign in it the last one is followed by the weight.
+    weight. The weight follows the last equals sign.
     """
     parts = [text.rpartition("=") for text in texts]
     if not any(sign for _, sign, _ in parts):
         return tuple(texts), []
     plain = [repr(name) for _, sign, name in parts if not sign]
     if plain:
-        return (), [f"some queues have a weight and {', '.join(plain)} not: give one to all, or to none"]
+        return (), [f"some queues have a weight, but {', '.join(plain)} not: give all of them one, or none"]
     found = _name_problems("queue", [name for name, _, _ in parts])
     weights: dict[str, float] = {}
     for name, _, text in parts:
@@ -197,11 +191,11 @@ def _contradictions(settings: Settings) -> list[str]:
             f" ({settings.db_retry_initial_ms})"
         )
     if settings.prefetch and settings.claim_lease is None:
-        found.append("prefetch needs a claim_lease: how long a task that waits here is kept from others")
+        found.append("prefetch needs a claim_lease: how long a claimed task is kept from other workers")
     if settings.claim_lease is not None and not settings.prefetch:
-        found.append("claim_lease is for prefetch only; without it, tasks are never claimed ahead of time")
+        found.append("claim_lease needs prefetch: without it, no task is claimed ahead of time")
     if not settings.listen and settings.listen_dsn:
-        found.append("listen_dsn and no LISTEN at all contradict each other")
+        found.append("listen_dsn is set, but LISTEN is switched off")
     for name in ("heartbeat_ms", "breaker_cooldown_ms"):
         value = getattr(settings, name)
         if value is not None and value > settings.lease * 1000 / 3:
@@ -210,7 +204,7 @@ def _contradictions(settings: Settings) -> list[str]:
 
 
 def cores(usable: int | None = None, quota: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
-    """How many cores the process may use: those that it is bound to, at most what its container may take."""
+    """How many cores the process may use, by its CPU affinity and its container's quota."""
     if usable is None:
         usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 2
     try:
@@ -252,7 +246,7 @@ def banner(
     listening: bool,
     at: str = "",
 ) -> str:
-    """The line that a worker prints when it starts: the limits in force. `at`: where, of several nodes."""
+    """The line that a worker prints when it starts. `at` names the node, if there are several."""
     if settings.prefetch:
         ahead = f"prefetch {limits.prefetch} with claim lease {settings.claim_lease:g}s"
     else:

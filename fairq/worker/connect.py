@@ -1,4 +1,4 @@
-"""Connections of a worker: where they go, and what an error on them means."""
+"""A worker's connections: their settings, and what errors on them mean."""
 
 from __future__ import annotations
 
@@ -19,10 +19,9 @@ Conn = TypeVar("Conn", bound="psycopg.BaseConnection[Any]")
 
 # What a database, or the way to it, can raise.
 FAILURES = (psycopg.Error, OSError)
-HUNG_UP = "the database did not answer; the connection was broken off"
+HUNG_UP = "the database did not answer, so the connection was closed"
 
-# Used where the DSN does not say otherwise. A dead peer is noticed within a minute, a standby is not written
-# to.
+# Defaults for what the DSN does not set: notice a dead peer within a minute, and connect to no standby.
 _DEFAULTS: dict[str, str] = {
     "target_session_attrs": "read-write",
     "connect_timeout": "10",
@@ -31,15 +30,15 @@ _DEFAULTS: dict[str, str] = {
     "keepalives_count": "4",
 }
 
-# A timeout ended the statement, or its wait for a lock. Nothing is wrong with the session, which knows its
-# functions by now: a new one might need longer, and be stopped again.
+# A timeout ended the statement, or its wait for a lock. The session is kept, because a new one has nothing
+# cached, would take longer, and might be stopped again.
 _STOPPED = ("57014", "55P03")
 
 
 def conninfo(dsn: str, application_name: str, patience: float = 60.0) -> str:
-    """The DSN with what a worker needs. Only options of the client, which no pooler refuses.
+    """The DSN with what a worker needs: only options of the client, which no pooler refuses.
 
-    `patience`: a peer whose machine acknowledges nothing for so many seconds is dead.
+    A peer that acknowledges nothing for `patience` seconds counts as dead.
     """
     given = {key for key, value in conninfo_to_dict(dsn).items() if value is not None}
     wanted = {**_DEFAULTS, "tcp_user_timeout": str(round(patience * 1000))}
@@ -50,24 +49,24 @@ def conninfo(dsn: str, application_name: str, patience: float = 60.0) -> str:
 
 
 def hang_up(conn: psycopg.BaseConnection[Any]) -> None:
-    """Break a connection off, from any thread: who waits for an answer on it gets an error instead."""
+    """Close a connection from any thread, so that whoever waits for its answer gets an error."""
     with contextlib.suppress(*FAILURES), socket.socket(fileno=os.dup(conn.fileno())) as way:
         way.shutdown(socket.SHUT_RDWR)
 
 
 @contextlib.contextmanager
 def answering(conn: Conn, seconds: float) -> Iterator[Conn]:
-    """Within, who waits in vain for an answer gets an error. From any thread."""
+    """Inside, a wait for an answer that takes longer fails. Works in any thread."""
     hung_up = threading.Event()
 
     def impatient() -> None:
-        log.warning("no_answer", "no answer for %.0f s; the connection is broken off", seconds)
+        log.warning("no_answer", "no answer for %.0f s; closing the connection", seconds)
         hung_up.set()
         hang_up(conn)
 
     timer = threading.Timer(seconds, impatient)
     timer.daemon = True
-    with contextlib.suppress(RuntimeError):  # the system gives no more threads: then without
+    with contextlib.suppress(RuntimeError):  # the system has no more threads: go without
         timer.start()
     try:
         yield conn
@@ -84,7 +83,7 @@ def is_unknown_worker(exc: BaseException) -> bool:
 
 
 def is_about_data(exc: BaseException) -> bool:
-    """Whether the values sent are at fault, so that the same call with other values would pass."""
+    """Whether the values sent are at fault, so that the call would succeed with others."""
     if isinstance(exc, UnicodeError):
         return True
     sqlstate = sqlstate_of(exc)
@@ -94,22 +93,22 @@ def is_about_data(exc: BaseException) -> bool:
 
 
 def is_worth_a_try(exc: BaseException) -> bool:
-    """Whether the statement itself is in order, and only the moment is not."""
+    """Whether the same statement may succeed later."""
     return isinstance(exc, OSError) or is_retryable(exc) or sqlstate_of(exc) in _STOPPED
 
 
 def is_down(exc: BaseException) -> bool:
-    """Whether the server fails, or the way to it. One that stops a statement, or refuses it, is there."""
+    """Whether the server, or the way to it, is down. A server that stops or refuses a statement is up."""
     return isinstance(translate(exc), Unavailable)
 
 
 def is_read_only(exc: BaseException) -> bool:
-    """The primary is none any more: the connection holds, a new one leads to where one may write."""
+    """Whether the server is no longer the primary, so that a new connection will find another one."""
     return sqlstate_of(exc) == "25006"
 
 
 def explain(exc: BaseException) -> str:
-    """The error for people: no password, and what to do about it."""
+    """The error for people: without passwords, with its hint."""
     error = translate(exc)
     text = " ".join(str(error).split())
     return f"{text} ({error.hint})" if error.hint else text

@@ -1,7 +1,7 @@
-"""The connection for the turns, and how it is gone without: pauses that grow, and the circuit breaker.
+"""The connection for the turns and, when it fails, growing pauses and the circuit breaker.
 
-Both are for the turns alone. The sign of life and the listener try at their own pace, and the first of them
-that gets through ends the wait.
+Both are for the turns only. The heartbeat and the listener retry at their own pace; the first of them that
+gets through ends the wait.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ from fairq.worker import log, plan
 from fairq.worker.config import Settings, limits
 from fairq.worker.connect import FAILURES, HUNG_UP, conninfo, explain, hang_up, is_down
 
-# Whether a role, or a database, has defaults that do not suit a turn.
+# Whether the role or the database has defaults that do not suit a turn.
 _ODD: Final = """
 select current_setting('default_transaction_isolation') <> 'read committed'
   or current_setting('statement_timeout') <> '0'"""
 
-# A statement is prepared when it was sent so often.
+# A statement is prepared after it was sent this often.
 PREPARE_AFTER = 3
-# A worker that is to end waits for an answer for a third of the time it has, at least and at most so long.
+# A worker that is ending waits for an answer for a third of its remaining time, within these bounds.
 LAST_PATIENCE: Final = (1.0, 5.0)
 ONE_TRY: Final = 2 * LAST_PATIENCE[0]
-# A server that is there gets so long to stop what it does for us.
+# How long a server may take to stop our statement.
 CANCEL_SECONDS: Final = 1.0
 
 
 class Database:
-    """Tell it of each try: `succeeded`, or `failed`. It says when the next one may be made.
+    """Call `succeeded` or `failed` after each try; `pause` then says when to make the next one.
 
-    `name` is for the log, where there are several. `is_last` says whether to give up, when failures are many.
+    `name` is for the log, if there are several. `is_last` says whether to give up after too many failures.
     """
 
     def __init__(
@@ -49,9 +49,7 @@ class Database:
     ) -> None:
         self.conn: psycopg.AsyncConnection[Any] | None = None
         self.sets_terms = False
-        """A turn needs READ COMMITTED, and the time that it takes. Where a role or a database says otherwise,
-        each turn says so.
-        """
+        """Each turn has to set READ COMMITTED and no timeout, because the role or the database has others."""
         self._prepares = False
         self._settings = settings
         self._is_last = is_last
@@ -61,7 +59,7 @@ class Database:
         own = limits(settings)
         self._breaker = circuit.Breaker(settings.breaker_threshold, own.cooldown)
         self.trips = 0
-        """How often the breaker has opened."""
+        """How often the breaker opened."""
         self._usual_patience = own.patience
         self._deadline: float | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -70,7 +68,7 @@ class Database:
 
     @contextlib.asynccontextmanager
     async def answering(self) -> AsyncIterator[psycopg.AsyncConnection[Any]]:
-        """The connection, for a call that has to be answered while our patience lasts."""
+        """The connection, for a call that must be answered while our patience lasts."""
         conn = self.conn
         is_new = conn is None or conn.closed
         if conn is None or is_new:
@@ -112,7 +110,7 @@ class Database:
             self._connecting.reschedule(asyncio.get_running_loop().time() + self._patience())
 
     def hurry(self, deadline: float) -> None:
-        """The worker is to end by then; what is being waited for, too."""
+        """The worker has to end by then, and so has the current wait."""
         self._deadline = deadline
         self._hurry_connecting()
         if self._timer is not None and self.conn is not None:
@@ -126,7 +124,7 @@ class Database:
         return min(max((self._deadline - time.monotonic()) / 3, least), most)
 
     def has_time(self, seconds: float = ONE_TRY) -> bool:
-        """Whether a try that begins now, to connect and to be answered, is over when the worker is to end."""
+        """Whether a try that begins now (to connect, and be answered) ends before the deadline."""
         return self._deadline is None or self._deadline - time.monotonic() >= seconds
 
     def _arm(self, conn: psycopg.AsyncConnection[Any]) -> None:
@@ -138,9 +136,8 @@ class Database:
         self._timer = loop.call_later(seconds, impatient)
 
     async def _break_off(self, conn: psycopg.AsyncConnection[Any], seconds: float) -> None:
-        """A server that is there, waiting for a lock, is asked to stop: no turn may happen behind our back.
-        One that does not answer to that either is hung up on, and so is any when that would leave no time for
-        another try.
+        """Ask the server to stop, in case it waits for a lock: no turn may happen behind our back. If it does
+        not answer that either, or if there would be no time left for another try, close the connection.
         """
         log.warning("no_answer", "no answer from %s for %.0f s", self._called, seconds)
         if self.has_time(2 * CANCEL_SECONDS + ONE_TRY) and psycopg.capabilities.has_cancel_safe():
@@ -150,13 +147,13 @@ class Database:
         hang_up(conn)
 
     def lead_to(self, dsn: str, name: str) -> None:
-        """Where the next connection goes."""
+        """Set where the next connection goes."""
         self._conninfo = conninfo(dsn, "fairq worker")
         self._called = f"the database at {name}" if name else "the database"
 
     def prepare_statements(self) -> None:
-        """From now on. Only where a connection is a session: behind a pooler that hands out connections by
-        transaction, a prepared statement may be somewhere else.
+        """Prepare statements from now on. Only for connections that are sessions: behind a pooler in
+        transaction mode, a prepared statement may be elsewhere.
         """
         self._prepares = True
         if self.conn is not None:
@@ -179,14 +176,15 @@ class Database:
         return self._breaker.state
 
     def pause(self, now: float) -> float:
-        """Seconds until the next try; not positive: now."""
+        """Seconds until the next try; 0 or less: now."""
         if self._breaker.state == "open":
             return circuit.wait(self._breaker, now)
-        # Half open: turns follow each other, so no probe is out: who was let through had nothing to send.
+        # Also when half open: turns are sequential, so no probe is on its way; the last one had nothing to
+        # send.
         return self.not_before - now
 
     def probe(self, now: float) -> None:
-        """Right before a try: it may be the breaker's one probe."""
+        """Call right before a try, which may be the breaker's one probe."""
         self._breaker, _ = circuit.may_pass(self._breaker, now)
 
     def succeeded(self) -> None:
@@ -196,21 +194,21 @@ class Database:
         self.answered()
 
     def answered(self) -> None:
-        """To somebody: there is no reason to wait any longer."""
+        """The database answered the keeper or the listener, so there is no reason to wait."""
         self.not_before = 0.0
         if self._breaker.state != "closed":
             log.info("circuit_closed", "[circuit closed] %s answers", self._called)
         self._breaker = circuit.succeeded(self._breaker)
 
     def failed(self, exc: BaseException, what: str, most: int = 0) -> None:
-        """Raises Unavailable when it was the last try: of `db_retry_max_attempts`, or of `most`; 0: there are
-        more.
+        """Record a failure. Raises Unavailable if it was the last of `db_retry_max_attempts`, or of `most`
+        tries; 0: no limit.
         """
         now = time.monotonic()
         before = self._breaker.state
         if is_down(exc):
             self._breaker = circuit.failed(self._breaker, now)
-        else:  # it answers, if not as we would like it to
+        else:  # it does answer
             self._breaker = circuit.succeeded(self._breaker)
         self.failures += 1
         settings = self._settings
@@ -218,7 +216,7 @@ class Database:
         pause = plan.retry_delay(
             self.failures, settings.db_retry_initial_ms / 1000, settings.db_retry_max_ms / 1000
         )
-        if self._deadline is not None:  # rather another try than a long pause before none
+        if self._deadline is not None:  # rather try again than pause until the end
             pause = min(pause, max(self._deadline - now - ONE_TRY, 0) / 2)
         self.not_before = now + pause
         error = explain(exc)
@@ -233,7 +231,7 @@ class Database:
             self.trips += 1
             log.warning(
                 "circuit_open",
-                "[circuit open] %s is left alone for %.1f s",
+                "[circuit open] leaving %s alone for %.1f s",
                 self._called,
                 circuit.wait(self._breaker, now),
             )

@@ -1,4 +1,4 @@
-"""How a worker comes to its end: who asked for it, how urgently, and until when."""
+"""How a worker ends: how urgently, and until when."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from fairq.errors import FairqError
 from fairq.worker import log
 from fairq.worker.handlers import whereabouts
 
-# After the grace time, handlers that are told to stop do so, and what has ended is written, all within this.
+# After the grace time: how long handlers have to stop, and the worker to write what has ended.
 AFTER_SECONDS: Final = 5.0
-# The keeper gives up a loop that stands still so long after the grace time, and gives its tasks back.
+# After the grace time: when the keeper gives up a blocked loop, and gives its tasks back.
 STILL_SECONDS: Final = 3.0
-# Nor does a process of ours wait any longer for whatever else holds up its end.
+# After the grace time: when a process that the worker owns ends, whatever holds it up.
 LAST_RESORT_SECONDS: Final = 9.0
 
 
 class Stuck(FairqError):
-    """As many handlers hang as there are slots. A fresh process can work, this one cannot."""
+    """As many handlers hang as there are slots, so the process can do no more work."""
 
 
 class LifespanFailed(FairqError):
-    """What the app puts around the worker did not start, or not end, as it should: see `__cause__`."""
+    """The app's lifespan failed to start or end: see `__cause__`."""
 
 
 class Ending:
-    """`level` 0: go on; 1: no new tasks, handlers have the grace time; 2: at once. From any thread."""
+    """`level` 0: go on; 1: no new tasks, handlers have the grace time; 2: end at once. Thread-safe."""
 
     def __init__(self, grace: float, *, owns_process: bool) -> None:
         self.level = 0
@@ -41,7 +41,7 @@ class Ending:
         self._owns_process = owns_process
 
     def request(self, level: int) -> bool:
-        """Whether that is more than was asked before."""
+        """Ask for the end. Return whether that is more urgent than before."""
         if level <= self.level:
             return False
         self.level = level
@@ -59,15 +59,15 @@ class Ending:
 
     @contextlib.contextmanager
     def watched(self) -> Iterator[None]:
-        """Within, a process of ours ends in the end, be it by a thread that waits for nobody: a lifespan may
-        block the loop when there is no keeper.
+        """Inside, a thread makes sure that a process that the worker owns ends, even if a lifespan blocks the
+        loop when there is no keeper.
         """
         over = threading.Event()
 
         def watch() -> None:
             while not over.wait(0.5):
                 if self.at is not None and time.monotonic() > self.at + LAST_RESORT_SECONDS:
-                    self._exit(f"the worker does not end: {whereabouts(threading.main_thread())}")
+                    self._exit(f"the worker did not end in time: {whereabouts(threading.main_thread())}")
 
         if self._owns_process:
             threading.Thread(target=watch, name="fairq-last-resort", daemon=True).start()
@@ -86,7 +86,7 @@ class Ending:
     def give_up(self, dead: bool) -> None:
         """`dead`: the loop has not moved for a whole lease."""
         if dead:
-            why = "a handler blocked the loop for longer than the lease, and its tasks are with others now"
+            why = "a handler blocked the loop for longer than the lease, so other workers get the tasks"
         else:
             why = "a handler blocks the loop past the grace time"
         if self._owns_process:

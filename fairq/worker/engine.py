@@ -1,4 +1,4 @@
-"""The run of a worker: the app's lifespan, in it the work until it ends, and who may end it."""
+"""A worker's run: the app's lifespan, the work inside it, and its end."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from fairq.worker.held import Held
 from fairq.worker.node import UNWIND_SECONDS, Node
 from fairq.worker.rota import Rota
 
-# What a worker tells about itself; the command line prints it.
+# Gets a line about the worker when it starts; the command line prints it.
 Announce = Callable[[str], None]
 T = TypeVar("T")
 
@@ -30,7 +30,7 @@ PULSE_SECONDS: Final = 0.5
 
 @dataclass(eq=False, repr=False)
 class Engine:
-    """The state of one run. Everything happens on the loop, but for what says otherwise."""
+    """The state of one run. Everything happens on the loop, unless it says otherwise."""
 
     app: App
     dsn: str
@@ -41,7 +41,7 @@ class Engine:
 
     def __post_init__(self) -> None:
         self._limit: asyncio.Timeout | None = None
-        """Of the lifespan, while it starts or ends."""
+        """The time limit of the lifespan while it starts or ends."""
         self.loop = asyncio.get_running_loop()
         self.pulse = time.monotonic()
         self.ending = Ending(self.settings.grace, owns_process=self.owns_process)
@@ -49,7 +49,7 @@ class Engine:
         self.held = Held(self)
         self.rota = Rota(self.slots, strict=not isinstance(self.settings.queues, Mapping))
         self.nodes: list[Node] = []
-        """Those that are served, or looked for."""
+        """The nodes that are served, or being connected."""
         self._gave_up: set[Node] = set()
         self._done = False
 
@@ -60,22 +60,22 @@ class Engine:
 
     @property
     def circuit(self) -> State:
-        """The best of all nodes'."""
+        """The best state of all nodes' breakers."""
         states: list[State] = [node.database.state for node in self.nodes]
         order: tuple[State, ...] = ("closed", "half_open", "open")
         return min(states, key=order.index, default="closed")
 
     def request_stop(self, level: int) -> None:
-        """From any thread, and from a signal handler."""
+        """Ask for the end, from any thread or a signal handler."""
         if self.ending.request(level):
-            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody needs it any more
+            with contextlib.suppress(RuntimeError):  # the loop is closed
                 self.loop.call_soon_threadsafe(self._told)
 
     def _told(self) -> None:
         if self.ending.level == 1 and self.held.taken:
             log.info(
                 "ending",
-                "ending: no new tasks, %d handlers have %g s; a second signal gives them back now",
+                "ending: no new tasks, %d handlers have %g s; a second signal ends at once",
                 self.held.taken,
                 self.settings.grace,
             )
@@ -89,16 +89,16 @@ class Engine:
             node.hurry()
 
     def wake(self) -> None:
-        """There may be something to do; it is called when fewer handlers run than before."""
+        """There may be something to do, because fewer handlers run than before."""
         for node in self.nodes:
             node.waking.wake.set()
 
     def stuck(self) -> None:
-        """As many handlers hang as there are slots, or nothing else is left."""
+        """End the worker, because only hanging handlers are left."""
         if self.ending.fatal is None:
             self.ending.fatal = Stuck(
                 f"{self.held.overdue} handlers hang, and nothing else can run; the worker ends",
-                "Handlers should look at ctx.cancelled, or wait with a timeout of their own.",
+                "Handlers should check ctx.cancelled, or use timeouts of their own.",
             )
             self.request_stop(2)
 
@@ -117,12 +117,12 @@ class Engine:
             raise self.ending.fatal
 
     async def _live(self) -> None:
-        """The run, and the app's lifespan around it."""
+        """The work, inside the app's lifespan."""
         manager = living(self.app.lifespan)
         try:
             self.held.state = await self._limited("start", manager.__aenter__())
         except LifespanFailed:
-            if self.ending.level:  # it was to end anyway
+            if self.ending.level:  # the worker is ending anyway
                 return
             raise
         try:
@@ -134,7 +134,7 @@ class Engine:
             await self._limited("end", manager.__aexit__(None, None, None))
 
     async def _serve(self) -> None:
-        """The database; or, where that is Citus, its nodes."""
+        """Serve the database or, on Citus, its nodes."""
         first = self.node(self.dsn)
         found = await first.answer(citus.around)
         if found is None:  # told to stop
@@ -144,7 +144,7 @@ class Engine:
             await first.run()
             return
         await self.dismiss(first)
-        # Nobody announces tasks there.
+        # On Citus nobody announces tasks.
         self.settings = replace(self.settings, listen=False)
         if self.settings.nodes == "own":
             await self.node(self.dsn).run()
@@ -157,7 +157,7 @@ class Engine:
         await node.close()
 
     async def _limited(self, what: str, step: Coroutine[Any, Any, T]) -> T:
-        """A step of the lifespan. Once the worker is told to end it has until the grace time is over."""
+        """A step of the lifespan. If the worker is ending, the step has only the rest of the grace time."""
         try:
             async with asyncio.timeout(None) as limit:
                 self._limit = limit
@@ -186,9 +186,9 @@ class Engine:
         self.announce(line)
 
     def is_done(self) -> bool:
-        """once, drain: whether all is said, everywhere."""
+        """Whether a worker with mode once or drain is done, on all nodes."""
         mode = self.settings.mode
-        if self._done:  # some have ended already: what comes now comes too late
+        if self._done:  # some nodes have ended already, so it is too late for more
             return True
         if mode == "forever" or self.held.may_end or any(node.outbox.unwritten for node in self.nodes):
             return False
@@ -201,19 +201,19 @@ class Engine:
         return self._done
 
     def is_last(self, node: Node) -> bool:
-        """Whether no other node answers; who is to end anyway waits for none."""
+        """Whether no other node answers. Modes once and drain do not wait for others."""
         others = [each for each in self.nodes if each is not node]
         return self.settings.mode != "forever" or all(each.database.failures for each in others)
 
     def give_up(self, node: Node, dead: bool) -> None:
-        """From the thread of its keeper. The process ends when the others have given up, too, who can."""
+        """From a keeper's thread. The process ends when all keepers that reach their database gave up."""
         self._gave_up.add(node)
         others = [each.keeper for each in self.nodes if each not in self._gave_up]
         if all(keeper is None or keeper.failures for keeper in others):
             self.ending.give_up(dead)
 
     def health(self) -> dict[str, object]:
-        """From the thread of a keeper."""
+        """The content of the health file. From a keeper's thread."""
         keepers = [node.keeper for node in self.nodes if node.keeper is not None]
         return {
             "tasks": self.held.taken,

@@ -1,11 +1,10 @@
-"""Running handlers: async ones on the loop, sync ones in daemon threads, whatever they do.
+"""Runs handlers: async ones on the loop, sync ones in daemon threads.
 
-A handler may raise anything, hang, call sys.exit, cancel itself or block its thread. What comes out is
-always one call of `ended` for each `Entry`, on the loop.
+A handler may raise anything, hang, call sys.exit, cancel itself or block its thread. In any case `ended` is
+called once for each `Entry`, on the loop.
 
-Few objects per task: an async handler that never waits is run by a coroutine that has run others before it.
-One that does wait keeps that coroutine's asyncio task for itself, as everybody expects of
-`asyncio.current_task()`.
+To save objects, one coroutine runs one async handler after the other as long as they do not wait. A handler
+that waits keeps that coroutine's asyncio task for itself, as `asyncio.current_task()` requires.
 """
 
 from __future__ import annotations
@@ -38,19 +37,19 @@ Stop = Literal["cancelled", "timeout", "shutdown"]
 Kind = Task[Any, ..., Any]
 
 SUCCEEDED: Final = Outcome("succeeded")
-# Told apart by identity: the attempt is given back, not ended, for it never began.
+# Compared by identity. The attempt never began, so it is given back, not ended.
 RELEASE: Final = Outcome("released")
 INTERRUPTED: Final = Outcome("interrupted")
-# A message to PostgreSQL has its limits; a result is no place for files.
+# In characters. PostgreSQL's messages are limited.
 LONGEST_RESULT: Final = 64 * 1024 * 1024
-# How long the coroutine that runs ready handlers keeps the loop before others get their turn.
+# How long handlers may run one after the other before other asyncio tasks get a turn.
 SLICE_SECONDS: Final = 0.001
 
 
 class Entry:
     """One popped task until its end is written."""
 
-    # On the class, and not set for each task: of most entries few of these ever change.
+    # Defaults on the class, because most entries change few of these.
     batch: Together | None = None
     run: Runner | None = None
     ctx: Any = None
@@ -65,8 +64,9 @@ class Entry:
     overdue = False
     abandoned = False
     outcome: Any = None
-    """How the attempt ended, not written yet; and before the database refused that."""
+    """How the attempt ended, while not written yet."""
     refused: Outcome | None = None
+    """The outcome that the database refused."""
 
     def __init__(self, row: TurnRow, worker_id: int, outbox: Outbox, task: Kind | None) -> None:
         self.row: Any = row
@@ -80,7 +80,7 @@ class Entry:
         return f"task {row.id} of {names} (attempt {row.attempt} of {row.max_attempts})"
 
     def facts(self) -> dict[str, Any]:
-        """What a line of the log about it has beside its text."""
+        """The facts in a log line about it."""
         row = self.row
         ran = None if self.begun_at is None else round(time.perf_counter() - self.begun_at, 3)
         return {
@@ -96,7 +96,7 @@ class Entry:
 
 
 class Together(Entry):
-    """Tasks that one call of their handler runs. What is learned of that call is known of each."""
+    """Tasks that share one call of their handler. What happens to the call is recorded for each."""
 
     def __init__(self, entries: list[Entry]) -> None:
         first = entries[0]
@@ -118,7 +118,7 @@ class Together(Entry):
 
 
 def whereabouts(thread: threading.Thread | None) -> str:
-    """What a thread is doing, innermost first."""
+    """What a thread is doing, innermost call first."""
     if thread is None:
         return "the event loop"
     frame = sys._current_frames().get(thread.ident or 0)
@@ -128,7 +128,7 @@ def whereabouts(thread: threading.Thread | None) -> str:
     )
 
 
-# Whose handler is running: for the lines that the handler itself writes to the log.
+# The entry whose handler is running, for the handler's own log lines.
 RUNNING: contextvars.ContextVar[Entry] = contextvars.ContextVar("fairq_running")
 
 
@@ -136,7 +136,7 @@ Ended = Callable[[Entry, BaseException | None, Any], None]
 
 
 def conclude(entry: Entry, exception: BaseException | None, result: Any) -> Outcome:
-    """How the attempt ends, from what the handler raised or returned, and from what it was told to do."""
+    """How the attempt ends, from what the handler raised or returned, and whether it was told to stop."""
     task = entry.task
     if exception is None:
         if task is not None and not task.store_result:
@@ -145,7 +145,8 @@ def conclude(entry: Entry, exception: BaseException | None, result: Any) -> Outc
         if len(outcome.result or "") <= LONGEST_RESULT:
             return outcome
         exception = ResultNotEncodable(
-            f"the result is longer than {LONGEST_RESULT} characters", "Store it elsewhere, and return where."
+            f"the result is longer than {LONGEST_RESULT} characters",
+            "Store it elsewhere, and return its place.",
         )
     heeded = isinstance(exception, asyncio.CancelledError | Cancelled)
     if entry.stop == "shutdown" and heeded:
@@ -155,8 +156,7 @@ def conclude(entry: Entry, exception: BaseException | None, result: Any) -> Outc
     elif entry.stop == "cancelled":
         exception = Cancelled("somebody cancelled the task while it ran")
     elif isinstance(exception, asyncio.CancelledError):
-        # Nobody told it to stop: something that it awaited was cancelled, and that is a failure like any
-        # other.
+        # Nobody told it to stop. Something that it awaited was cancelled, which is an ordinary failure.
         own = RuntimeError("something that the handler awaited was cancelled")
         own.__cause__ = exception
         exception = own
@@ -168,7 +168,7 @@ def timed_out(entry: Entry) -> TaskTimeout:
 
 
 def seconds_of(entry: Entry) -> float | None:
-    """How long the attempt may take: what the task says, else what the handler declares."""
+    """How long the attempt may take: the task's own timeout, else the handler's."""
     own = entry.row.timeout
     if own is not None:
         return float(own.total_seconds())
@@ -179,7 +179,7 @@ def seconds_of(entry: Entry) -> float | None:
 
 
 class Loopside:
-    """Async handlers. `add` entries, then `go`. `drained` is called when the last one in line begins."""
+    """Runs async handlers. `add` entries, then `go`. Calls `drained` when the last one in line begins."""
 
     def __init__(self, ended: Ended, drained: Callable[[], None]) -> None:
         self._ended = ended
@@ -187,12 +187,11 @@ class Loopside:
         self._ready: deque[Entry] = deque()
         self._coming = False
         self._alive: set[asyncio.Task[None]] = set()
-        # Handlers start from the surroundings that the worker was started in, not from those of other
-        # handlers.
+        # Each handler starts with the context variables of the worker's start, not with another handler's.
         self._base = contextvars.copy_context()
 
     def __len__(self) -> int:
-        """How many wait for the processor."""
+        """How many are in line."""
         return len(self._ready)
 
     def add(self, entry: Entry) -> None:
@@ -206,13 +205,13 @@ class Loopside:
             runner.add_done_callback(self._alive.discard)
 
     def take_back(self) -> list[Entry]:
-        """Those that have not begun."""
+        """Remove and return those that have not begun."""
         waiting = list(self._ready)
         self._ready.clear()
         return [each for one in waiting for each in (one.entries if isinstance(one, Together) else (one,))]
 
     async def _run(self) -> None:
-        """Run what is ready, one after the other; when a handler waits, a successor takes over the rest."""
+        """Run handlers one after the other. When one waits, a new asyncio task takes over the rest."""
         self._coming = False
         me = asyncio.current_task()
         assert me is not None
@@ -238,12 +237,12 @@ class Loopside:
                 result = await run(entry.row.payload, entry.ctx)
                 if result is not None:
                     checked(result)
-            except BaseException as exc:  # SystemExit and KeyboardInterrupt too: of a handler, not of ours
+            except BaseException as exc:  # also SystemExit and KeyboardInterrupt, which the handler raised
                 error = exc
             entry.runner = None
             RUNNING.reset(token)
             ended(entry, error, result)
-            # Nothing of one handler may reach the next: neither a cancellation nor a context variable.
+            # Neither a cancellation nor a context variable of one handler may reach the next.
             if me.cancelling() or clock() > until or contextvars.copy_context() != clean:
                 break
         self.go()
@@ -253,9 +252,9 @@ class Loopside:
 
 
 class Threads:
-    """Sync handlers. Threads are made when they are needed; one that hangs holds up nobody but itself.
+    """Runs sync handlers, in threads that are made as needed. A hanging handler holds up no other.
 
-    They are daemons: a process must be able to end although a handler never does.
+    Threads are daemons, so that the process can end although a handler does not.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, ended: Ended) -> None:
@@ -274,7 +273,7 @@ class Threads:
             name = f"fairq-handler-{self._made + 1}"
             try:
                 threading.Thread(target=self._run, name=name, daemon=True).start()
-            except RuntimeError:  # the system gives no more threads: those that are there do it, one by one
+            except RuntimeError:  # the system has no more threads: the existing ones run it later
                 if not self._made:
                     raise
                 log.warning("no_threads", "no more threads than %d", self._made)
@@ -282,7 +281,7 @@ class Threads:
                 self._made += 1
 
     def close(self) -> None:
-        """Idle threads end; busy ones after their handler."""
+        """End all threads, busy ones after their handler."""
         for _ in range(self._made):
             self._queue.put(None)
 
@@ -299,7 +298,7 @@ class Threads:
                 error = exc
             self._idle.release()
             self._tell(entry, error, result)
-            del entry, result, error  # an idle thread keeps nothing alive
+            del entry, result, error  # so that an idle thread keeps nothing alive
 
     @staticmethod
     def _call(entry: Entry) -> Any:
@@ -318,7 +317,7 @@ class Threads:
             self._signalled = True
             try:
                 self._loop.call_soon_threadsafe(self._collect)
-            except RuntimeError:  # the loop is closed; the worker ended without us
+            except RuntimeError:  # the loop is closed; the worker has ended
                 log.debug("ended_late", "%r ended after its worker", entry, **entry.facts())
 
     def _collect(self) -> None:

@@ -1,7 +1,4 @@
-"""The tasks that a worker holds, from the pop until their end is written.
-
-Nothing in here talks to the database. The engine brings what was popped and fetches what is to be sent.
-"""
+"""The tasks that a worker holds, from the pop until their end is written. No I/O."""
 
 from __future__ import annotations
 
@@ -51,13 +48,13 @@ SUSPECTED: Final = Outcome(
 
 
 def tell_to_stop(entry: Entry, why: Any) -> None:
-    """The flag for handlers that look, a cancellation for those who wait on the loop."""
+    """Set the handler's flag and, on the loop, cancel it."""
     if entry.stop is None:
         entry.stop = why
     if entry.ctx is not None:
         entry.ctx.cancelled.set(why)
     if entry.batch is not None:
-        # One call for all of them: it is told when nobody wants it any more.
+        # The call is told only when all of its tasks are to stop.
         if entry.batch.stop is None and all(each.stop for each in entry.batch.entries):
             tell_to_stop(entry.batch, why)
     elif entry.runner is not None:
@@ -65,22 +62,22 @@ def tell_to_stop(entry: Entry, why: Any) -> None:
 
 
 def convict(entry: Entry, exc: BaseException) -> None:
-    """The attempt failed for what the database said of its result."""
+    """Fail the attempt, because the database refuses its result."""
     error = ResultNotEncodable(f"the database refuses the result: {explain(exc)}"[:500])
     entry.refused, entry.outcome = entry.outcome, Outcome("failed", error=describe(error))
     _log_end(entry, error, entry.outcome)
 
 
 class Held:
-    """Everything happens on the loop, but for `progressed`. What is to be sent goes to the `Outbox` of the
-    database that the task came from.
+    """Everything happens on the loop, except `progressed`. Ends go to the `Outbox` of the node that the task
+    came from.
     """
 
     def __init__(self, engine: Engine) -> None:
-        # Ends may be kept back while handlers wait for the processor: when none does any more, they are due.
+        # Ends may be kept back while handlers are in line; once none is, they are due.
         self.loopside = Loopside(self._ended, engine.wake)
         self.threads = Threads(engine.loop, self._ended)
-        # Popped and not ended, by id; `doubles` were popped again while an older attempt still runs here.
+        # Popped and not ended, by id. `doubles` are older attempts that still run here after a new pop.
         self.by_id: dict[int, Entry] = {}
         self.doubles: set[Entry] = set()
         self.claimed: deque[Entry] = deque()
@@ -90,22 +87,22 @@ class Held:
         self._engine = engine
         self._app = engine.app
         self._kinds = dict(engine.app.tasks)
-        # By kind: how its handler is run, and whether a context is needed for that.
+        # By kind: how to run its handler, and whether that needs a context.
         self._runners: dict[str, tuple[Runner, bool]] = {}
         self.state: Any = None
-        # Of kinds whose handlers take many: what came in this turn.
+        # This turn's tasks of kinds with batches.
         self._gathered: dict[tuple[Any, ...], list[Entry]] = {}
         self._strangers: set[str] = set()
         self._loop = engine.loop
 
     @property
     def taken(self) -> int:
-        """Slots that are taken, and places in the buffer."""
+        """How many tasks are held, in slots or in the buffer."""
         return len(self.by_id) + len(self.doubles)
 
     @property
     def may_end(self) -> bool:
-        """Whether a slot is taken by a handler that does not hang."""
+        """Whether any held task may still end: not all of them hang."""
         return self.taken > self.overdue
 
     @property
@@ -119,11 +116,11 @@ class Held:
 
     @property
     def in_flight(self) -> int:
-        """How many would be lost with this process; one that hangs has had its attempt."""
+        """How many would be lost with this process, without those that hang."""
         return self.taken - self.overdue - len(self.claimed) - len(self.solo.waiting)
 
     def known(self, outbox: Outbox) -> set[tuple[int, int]]:
-        """Every attempt that this worker knows to be its own, by id and number."""
+        """Every attempt that this worker knows to hold, as id and number."""
         checks = (entry for _, entry in outbox.checks)
         entries = (*self.by_id.values(), *self.doubles, *checks, *outbox.ends)
         return {(entry.row.id, entry.row.attempt) for entry in entries}
@@ -133,7 +130,7 @@ class Held:
     def take_in(
         self, rows: Iterable[TurnRow], worker_id: int, outbox: Outbox, claimed_until: float | None
     ) -> None:
-        """What was popped. With `claimed_until` it waits to be started, else it begins."""
+        """Take popped tasks. With `claimed_until` they wait to be started, else they begin."""
         by_id, kinds = self.by_id, self._kinds
         suspects: list[Entry] = []
         for row in rows:
@@ -154,33 +151,33 @@ class Held:
                 self._close(entry, SUSPECTED)
 
     def give_back(self, rows: Iterable[TurnRow], worker_id: int, outbox: Outbox) -> None:
-        """What was popped, and there is no slot for it."""
+        """Give back popped tasks for which there is no slot."""
         for row in rows:
             outbox.write_down(Entry(row, worker_id, outbox, None), RELEASE)
 
     def to_start_alone(self, outbox: Outbox) -> list[Entry]:
-        """The suspect whose turn it is, if this is where it came from."""
+        """The suspect whose turn it is, if it came from this outbox's node."""
         suspect = self.solo.next(time.monotonic(), self.in_flight)
         return [] if suspect is None else self._of(outbox, [suspect])
 
     def to_start(self, count: int, outbox: Outbox) -> list[Entry]:
-        """Those of the next so many claimed tasks that came from there."""
+        """Of the next `count` claimed tasks, those that came from this outbox's node."""
         return self._of(outbox, [self.claimed[place] for place in range(count)])
 
     @staticmethod
     def _of(outbox: Outbox, entries: list[Entry]) -> list[Entry]:
-        """Whose turn it is and that came from elsewhere start there."""
+        """Those of this outbox. Wake the nodes of the others, so that they start theirs."""
         for other in {entry.outbox for entry in entries} - {outbox}:
             other.wake()
         return [entry for entry in entries if entry.outbox is outbox]
 
     def give_suspects_back(self) -> None:
-        """Those that the others let wait for too long."""
+        """Give back suspects that waited too long for the other tasks to end."""
         for entry in self.solo.give_up(time.monotonic()):
             self._close(entry, SUSPECTED)
 
     def drop_late_claims(self, now: float) -> None:
-        """Those whose claim is over: others may have them."""
+        """Drop tasks whose claim has expired."""
         while self.claimed and self.claimed[0].claimed_until <= now:
             self._let_go(self.claimed.popleft())
 
@@ -191,14 +188,14 @@ class Held:
         self.claimed = deque(entry for entry in self.claimed if not entry.ended)
 
     def give_claims_back(self, outbox: Outbox) -> None:
-        """It cannot be asked whether they may start, and others are not to wait for that."""
+        """Give back claimed tasks, because their database does not answer whether they may start."""
         for entry in [*self.claimed, *self.solo.waiting]:
             if entry.outbox is outbox:
                 outbox.write_down(entry, RELEASE)
         self.drop_claims(outbox)
 
     def started(self, entry: Entry, *, ours: bool) -> None:
-        """A claimed task was to be started; is it still ours?"""
+        """The answer to the start of a claimed task: whether it is still ours."""
         if entry in self.claimed:
             self.claimed.remove(entry)
         elif ours:
@@ -213,7 +210,7 @@ class Held:
             self._let_go(entry)
 
     def begin(self, entry: Entry) -> None:
-        """Its handler runs, or at least is in line for the processor."""
+        """Run its handler, or put it in line."""
         if log.logger.isEnabledFor(logging.DEBUG):
             log.debug("task_started", "%r starts", entry, **entry.facts())
         task = entry.task
@@ -223,7 +220,7 @@ class Held:
             except FairqError as exc:
                 if entry.row.kind not in self._strangers:
                     self._strangers.add(entry.row.kind)
-                    text = "%s; its tasks are given back, and the pauses grow (said once)"
+                    text = "%s; its tasks are given back, after growing pauses (logged once)"
                     log.warning("unknown_kind", text, exc, **entry.facts())
                 self._ended(entry, exc, None)
                 return
@@ -232,7 +229,7 @@ class Held:
         if most is not None and row.max_attempts - (row.spared or 0) > most:
             row = entry.row = replace(row, max_attempts=most + (row.spared or 0))
             if row.attempt > row.max_attempts:
-                used_up = Fail(f"it has had the {most} attempts that its handler declares now")
+                used_up = Fail(f"it has used the {most} attempts that its handler now declares")
                 self._ended(entry, used_up, None)
                 return
         known = self._runners.get(row.kind)
@@ -242,7 +239,7 @@ class Held:
         if needs_context:
             try:
                 ctx = entry.ctx = Context.of(entry.row, entry.worker_id, self.progressed, self.state)
-            except Exception as exc:  # headers that are no object
+            except Exception as exc:  # headers that are not an object
                 self._ended(entry, exc, None)
                 return
         seconds = seconds_of(entry)
@@ -259,7 +256,7 @@ class Held:
             self.threads.add(entry)
 
     def go(self) -> None:
-        """All of a turn is here: what begins together begins now."""
+        """Start what the turn brought, batches included."""
         for entries in self._gathered.values():
             task = entries[0].task
             assert task is not None
@@ -267,7 +264,7 @@ class Held:
             fresh = []
             for each in entries:
                 if each.row.attempt - (each.row.spared or 0) > 1:
-                    add(Together([each]))  # it may have failed for a neighbour: now for itself
+                    add(Together([each]))  # alone, because another task of its batch may have failed it
                 else:
                     fresh.append(each)
             for at in range(0, len(fresh), most):
@@ -286,16 +283,16 @@ class Held:
         return runner(task, middleware), needs_context
 
     def progressed(self, ctx: Context) -> None:
-        """In the handler's thread."""
+        """From the handler's thread."""
         entry = self.by_id.get(ctx.id)
         if entry is not None and entry.ctx is ctx and entry.outbox.report(entry):
-            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody needs it any more
+            with contextlib.suppress(RuntimeError):  # the loop is closed
                 self._loop.call_soon_threadsafe(entry.outbox.wake)
 
     # --- How it ends ---
 
     def _ended(self, entry: Entry, exception: BaseException | None, result: Any) -> None:
-        """The handler is through. Called once for each entry that began, on the loop."""
+        """The handler has ended. Called once for each entry that began, on the loop."""
         if isinstance(entry, Together):
             ends = {ctx.id: end for ctx, *end in entry.ctx.all_ended(exception, result)}
             for each in entry.entries:
@@ -319,7 +316,7 @@ class Held:
         entry.outbox.write_down(entry, outcome)
 
     def _let_go(self, entry: Entry) -> None:
-        """It takes up no slot any more."""
+        """Free its slot."""
         entry.ended = True
         if entry.ctx is not None:
             entry.ctx.over = True
@@ -335,7 +332,7 @@ class Held:
         entry.outbox.write_down(entry, outcome)
 
     def checked(self, entries: Sequence[Entry], ids: list[int]) -> None:
-        """Attempts that their handlers ended themselves: one that is still ours was rolled back."""
+        """The answer for attempts that handlers ended themselves: those still held were rolled back."""
         there = set(ids)
         now = time.monotonic()
         for entry in entries:
@@ -350,7 +347,7 @@ class Held:
     # --- Before its time ---
 
     def cancel(self, ids: list[int]) -> None:
-        """Somebody wished these to be cancelled."""
+        """Cancel these, as somebody asked."""
         for id in ids:
             entry = self.by_id.get(id)
             if entry is None or entry.stop is not None:
@@ -368,8 +365,8 @@ class Held:
             entry.timer = self._loop.call_later(self._engine.settings.hanging_after, self._hangs, entry)
 
     def _hangs(self, entry: Entry) -> None:
-        """It was told to stop and does not. It keeps its slot, its key and its task: or that would run
-        twice at once. When as many hang as there are slots, the process is no good any more.
+        """It was told to stop and did not. It keeps its slot, its key and its task, which must not run twice
+        at once. When as many hang as there are slots, the worker ends.
         """
         if entry.ended:
             return
@@ -377,7 +374,7 @@ class Held:
         self.overdue += 1
         log.error(
             "hanging",
-            "%r ignores that its time is over and keeps its slot, %d of %d; %s",
+            "%r ignores its timeout and keeps its slot, %d of %d; %s",
             entry,
             self.overdue,
             self._engine.slots,
@@ -389,8 +386,8 @@ class Held:
         self._engine.wake()
 
     def blamed(self, outbox: Outbox) -> list[Entry]:
-        """From a keeper's thread, while the loop stands still: who has it has had his attempt. Where that
-        cannot be told, everybody on the loop.
+        """The entries that block the loop, to be ended; if that cannot be told, all on the loop. From a
+        keeper's thread.
         """
         current = asyncio.current_task(self._loop)
         context = getattr(current, "get_context", None)  # Python 3.12: also of a task that a handler made
@@ -402,7 +399,7 @@ class Held:
             if each.runner is current or (running is not None and running in (each, each.batch))
         ]
         late = TaskTimeout("the handler blocked the event loop for longer than the worker's lease")
-        # Copies: should the loop move again, it ends them as it finds them.
+        # Copies, because the loop may run again and end the originals itself.
         ours = [copy(entry) for entry in found or on_loop if entry.outbox is outbox]
         for entry in ours:
             entry.outcome = self._out_of_time(entry, late)
@@ -416,7 +413,7 @@ class Held:
     # --- The end ---
 
     def release_waiting(self) -> None:
-        """What has not begun goes back in line."""
+        """Give back what has not begun."""
         for entry in (*self.claimed, *self.solo.waiting, *self.loopside.take_back()):
             if entry.timer is not None:
                 entry.timer.cancel()
@@ -424,7 +421,7 @@ class Held:
         self.claimed.clear()
 
     def release_running(self) -> None:
-        """What runs goes back in line, whatever its handler still does. What hangs has had its attempt."""
+        """Give back what still runs, whatever its handler does. What hangs has used its attempt."""
         for entry in self.entries:
             entry.abandoned = True
             self.abandoned += 1
@@ -438,18 +435,18 @@ class Held:
 
 
 def _account(judge: Callable[[], Outcome]) -> Outcome:
-    """What `judge` says. An end is written also where it fails."""
+    """The outcome from `judge`; a retry if that fails, so that an end is always written."""
     try:
         outcome = judge()
         if outcome.retry_delay is not None:
             _ = outcome.delay
-    except Exception as exc:  # the error's text cannot be had, its delay is no number, or something like that
-        return Outcome("retry", error=describe(RuntimeError(f"no account of it: {type(exc).__name__}")))
+    except Exception as exc:  # for example, the delay is no number
+        return Outcome("retry", error=describe(RuntimeError(f"no outcome: {type(exc).__name__}")))
     return outcome
 
 
 def _log_end(entry: Entry, exception: BaseException | None, outcome: Outcome) -> None:
-    """Failed for good: an error, with its traceback. Tried again: a warning that says when."""
+    """Log the end: a final failure as an error with its traceback, a retry as a warning that says when."""
     name, what_next = outcome.outcome, ""
     if name == "succeeded" and not log.logger.isEnabledFor(logging.DEBUG):
         return
@@ -480,7 +477,7 @@ def _log_end(entry: Entry, exception: BaseException | None, outcome: Outcome) ->
     if level >= logging.WARNING and outcome.error:
         why = told(json.loads(outcome.error))[:500]
         if isinstance(exception, NotDecodable):
-            # Its message quotes what does not fit, and a payload has no place in a log.
+            # Its message quotes the payload, which must not go into a log.
             why, shows_why = f"{exception.code}: {exception.path} does not fit; fairq explain {row.id}", False
         text = f"{text}: {why}"
     log.at(level, action, "%r %s", entry, text, exc_info=exception if shows_why else None, **facts)

@@ -1,8 +1,7 @@
-"""The thread that keeps the worker alive in the eyes of the others, whatever its handlers do to the loop.
+"""The thread that sends the worker's heartbeats, whatever its handlers do to the loop.
 
-It gives the sign of life, learns which tasks are to be cancelled, fires schedules, and calls
-fairq.maintain(). It has a connection of its own and never waits for the loop. It also notices when the loop
-stands still, and says where.
+It also learns which tasks to cancel, fires schedules, runs the upkeep, and notices where the loop is blocked.
+It has its own connection and never waits for the loop.
 """
 
 from __future__ import annotations
@@ -30,16 +29,16 @@ from fairq.worker.connect import FAILURES, answering, conninfo, explain, is_unkn
 if TYPE_CHECKING:
     from fairq.worker.node import Node
 
-# The loop is said to stand still after so long without a pulse.
+# The loop counts as blocked after this long without a pulse.
 STANDSTILL_SECONDS: Final = 5.0
-# Between two looks at schedules that are due: of many workers, one after the other finds something.
+# Pause between two looks at due schedules, at random, so that several workers take turns.
 FIRE_PAUSE: Final = (0.005, 0.015)
-# Ticks wait so long for those before them to begin: their queue may stand.
+# How long ticks wait for earlier ones to begin, whose queue may not be served.
 FIRE_PATIENCE: Final = 1.0
 
 
 class Keeper(threading.Thread):
-    """It reads of its node what it needs, and changes nothing there but by a call on the loop."""
+    """It reads its node's state, and changes it only through calls on the loop."""
 
     def __init__(self, node: Node) -> None:
         super().__init__(name="fairq-keeper", daemon=True)
@@ -52,7 +51,7 @@ class Keeper(threading.Thread):
         self._conn: psycopg.Connection[Any] | None = None
         self._beat_at = time.monotonic()
         self._maintain_every = self._settings.maintain_interval_ms / 1000
-        # Who runs until nothing is left begins with what others left lying.
+        # Modes once and drain begin with the upkeep.
         self._maintain_at = self._beat_at + self._maintain_every * (self._settings.mode == "forever")
         self._last_pulse = 0.0
         self._fired: tuple[int | None, float] = (None, 0.0)
@@ -68,8 +67,8 @@ class Keeper(threading.Thread):
         self._over.set()
 
     def _call(self, function: Callable[..., object], *args: object) -> None:
-        """On the loop."""
-        with contextlib.suppress(RuntimeError):  # it is closed: nobody needs it any more
+        """Call it on the loop."""
+        with contextlib.suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(function, *args)
 
     def run(self) -> None:
@@ -93,13 +92,13 @@ class Keeper(threading.Thread):
                 )
                 log.warning(
                     "heartbeat_failed",
-                    "the sign of life failed%s: %s",
+                    "the heartbeat failed%s: %s",
                     f" {self.failures} times in a row" if self.failures > 1 else "",
                     explain(exc),
                 )
             except Exception:
-                # Whatever it is: a worker without a keeper would count as lost.
-                log.error("keeper_error", "the keeper stumbled", exc_info=True)
+                # Go on whatever it is: without a keeper the worker would be considered lost.
+                log.error("keeper_error", "the keeper failed", exc_info=True)
                 self._drop()
             if self._settings.health and not self._warned:
                 self._tell_probes(Path(self._settings.health))
@@ -109,7 +108,7 @@ class Keeper(threading.Thread):
         self._drop()
 
     def _tell_probes(self, file: Path) -> None:
-        """The loop moves. Who reads finds the old content or the new."""
+        """Replace the health file atomically. Only called while the loop runs."""
         try:
             new = file.with_name(f"{file.name}.{os.getpid()}.{threading.get_ident()}")
             new.write_text(json.dumps(self._node.engine.health()) + "\n")
@@ -119,7 +118,7 @@ class Keeper(threading.Thread):
 
     def _connected(self) -> psycopg.Connection[Any]:
         if self._conn is None:
-            # Notices a dead peer, and is back on another connection, while the lease still holds.
+            # Must notice a dead peer, and reconnect, within the lease.
             to = conninfo(self._node.dsn, "fairq keeper", min(60.0, self._settings.lease / 3))
             self._conn = psycopg.connect(to, autocommit=True, prepare_threshold=None)
             self._conn.isolation_level = psycopg.IsolationLevel.READ_COMMITTED  # of its transactions
@@ -129,8 +128,7 @@ class Keeper(threading.Thread):
         node, worker_id = self._node, self._node.worker_id
         if worker_id is not None:
             try:
-                # With the ids it is a look-up of each; without, all wishes to cancel would be read that
-                # anybody has, 100,000 of them in 130 ms.
+                # With ids each is looked up. Without, all cancellations would be read, 100,000 in 130 ms.
                 with answering(self._connected(), self._limits.patience) as conn:
                     cancelled = workers.heartbeat(
                         conn,
@@ -147,8 +145,8 @@ class Keeper(threading.Thread):
                 self._call(node.lost, worker_id)
         now = time.monotonic()
         if now - self._beat_at > self._settings.lease / 2:
-            # After a long outage the others get the time to give a sign of life before they are judged by it.
-            # After a short one not: where connections keep breaking, nobody would ever judge.
+            # After a long outage, give other workers time for a heartbeat before the upkeep looks for lost
+            # ones. Not after a short one: if connections kept breaking, nobody would ever look.
             self._maintain_at = now + self._settings.lease
         self._beat_at = now
         if self._maintain_every and now >= self._maintain_at:
@@ -156,22 +154,20 @@ class Keeper(threading.Thread):
             self._maintain()
 
     def _maintain(self) -> None:
-        """Part by part, each in a transaction of its own; short, or not at all: the next sign of life must
-        not be late.
-        """
+        """Run the upkeep's parts, each in its own transaction; stop early so that no heartbeat is late."""
         longest = self._limits.patience
         until = time.monotonic() + longest
         with answering(self._connected(), longest) as conn:
             parts = workers.upkeep_parts(conn)
         for part in parts:
-            if part == "schedules":  # as they come due, and few at a time
+            if part == "schedules":  # fired when they are due, see _tend_schedules
                 continue
             if time.monotonic() > until:
                 return
             try:
-                # A server that is there ends the part by itself.
+                # A server that answers ends the part by itself.
                 with answering(self._connected(), longest + 2.0) as conn, conn.transaction():
-                    # Local to the transaction, so it works behind a pooler too.
+                    # Local to the transaction, so it also works behind a pooler.
                     timeout = f"{longest * 1000:.0f}ms"
                     conn.execute("select set_config('statement_timeout', %s, true)", [timeout])
                     done = json.loads(workers.maintain(conn, part=part))
@@ -193,7 +189,7 @@ class Keeper(threading.Thread):
     # --- Schedules ---
 
     def _tend_schedules(self, seconds: float) -> float:
-        """Fire what comes due until the next sign of life. Returns what is left of the seconds until then."""
+        """Fire schedules until the next heartbeat in so many seconds. Return the seconds left until then."""
         until = time.monotonic() + seconds
         while True:
             pause, left = self._fire(), until - time.monotonic()
@@ -201,7 +197,9 @@ class Keeper(threading.Thread):
                 return max(left, 0.0)
 
     def _fire(self) -> float:
-        """Returns the seconds until the next look. Nothing due costs two index steps."""
+        """Fire due schedules and return the seconds until the next look. If none is due, it costs two index
+        steps.
+        """
         last, at = self._fired
         if last is not None and time.monotonic() - at > FIRE_PATIENCE:
             last = None
@@ -215,7 +213,7 @@ class Keeper(threading.Thread):
         except psycopg.Error as exc:
             if self._conn is None or self._conn.closed:
                 raise
-            # The sign of life goes on.
+            # The heartbeats go on.
             log.warning("fire_failed", "schedules were not fired: %s", explain(exc))
             return math.inf
         self._late = max(0.0, -(said["due_in"] or 0.0))
@@ -242,7 +240,7 @@ class Keeper(threading.Thread):
             where = "".join(traceback.format_stack(frame, 12)) if frame else ""
             log.warning(
                 "loop_blocked",
-                "the loop stands still for %.0f s; a handler should wait with await, or be a plain def:\n%s",
+                "the loop is blocked for %.0f s; a handler should await, or be a plain def:\n%s",
                 self._still,
                 where,
             )
@@ -253,8 +251,8 @@ class Keeper(threading.Thread):
             self._disown(dead=False)
 
     def _disown(self, *, dead: bool) -> None:
-        """Nobody may vouch for tasks that cannot run. Who blocks the loop has had his attempt, the others go
-        back without burning one. The loop learns of it when it moves again.
+        """Retire, because the tasks cannot run. The task that blocks the loop has used its attempt, the
+        others go back without. The loop learns of it when it runs again.
         """
         node, worker_id = self._node, self._node.worker_id
         try:
@@ -268,7 +266,7 @@ class Keeper(threading.Thread):
                     self._call(node.lost, worker_id)
             self._disowned = True
         except FAILURES:
-            if dead:  # tried again, but for a sign of life
+            if dead:  # retried instead of a heartbeat
                 raise
         node.engine.give_up(node, dead)
 

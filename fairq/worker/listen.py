@@ -1,8 +1,8 @@
-"""LISTEN on a connection of its own. It only shortens the wait: without it the worker polls.
+"""LISTEN on a connection of its own. It only shortens waits; without it the worker polls.
 
-A pooler that hands out connections by transaction accepts LISTEN and delivers nothing, or to somebody else.
-So the worker first listens on a channel that nobody else has, rings it from another connection, and does
-without LISTEN when it does not hear it.
+A pooler in transaction mode accepts LISTEN and delivers nothing, or to somebody else. So the worker first
+listens on a channel of its own, notifies it from another connection, and does without LISTEN if it does not
+hear that.
 """
 
 from __future__ import annotations
@@ -23,36 +23,36 @@ if TYPE_CHECKING:
     from fairq.worker.node import Node
 
 CHANNEL: Final = "fairq"
-# Who has heard nothing for so long asks whether anybody is there.
+# After this long without a notice, check that the server still answers.
 ASK_SECONDS: Final = 30.0
 TEST_SECONDS: Final = 3.0
 CLOSE_SECONDS: Final = 0.5
-# A pooler hands out the session used last first, mostly.
+# A pooler mostly hands out the session that was used last.
 UNLISTEN_TRIES: Final = 20
 
 Conn = psycopg.AsyncConnection[tuple[object, ...]]
 
 
 class Listener:
-    """On the loop. Each notice about one of our queues rings, and so does each new connection."""
+    """Wakes the worker at each notice about one of its queues, and at each new connection. On the loop."""
 
     def __init__(self, node: Node) -> None:
         settings = node.settings
         dsn = resolve(settings.listen_dsn) if settings.listen_dsn else node.dsn
         self._node = node
         self._conninfo = conninfo(dsn, "fairq listen")
-        # Whether it is known if notices arrive.
+        # Set once it is known whether notices arrive.
         self._settled = asyncio.Event()
         self._task = asyncio.create_task(self._run(), name="fairq-listen")
 
     async def settle(self) -> None:
-        # Where that takes longer it goes on trying; meanwhile the worker polls.
+        # If it takes longer, the listener goes on trying and the worker polls.
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._settled.wait(), 2 * TEST_SECONDS)
 
     async def close(self) -> None:
         self._task.cancel()
-        await asyncio.wait([self._task], timeout=CLOSE_SECONDS)  # others have to be closed, too
+        await asyncio.wait([self._task], timeout=CLOSE_SECONDS)
 
     async def _run(self) -> None:
         node, settings, waking = self._node, self._node.settings, self._node.waking
@@ -67,8 +67,7 @@ class Listener:
                         if not proven:
                             self._settled.set()
                             return
-                        # A DSN that leads to sessions, not to a pooler by transaction, is good for prepared
-                        # statements.
+                        # Connections of this DSN are sessions, so prepared statements work.
                         if not settings.listen_dsn:
                             node.database.prepare_statements()
                     with answering(conn, patience):
@@ -77,7 +76,7 @@ class Listener:
                     waking.is_listening = True
                     self._settled.set()
                     node.database.answered()
-                    # What was announced while nobody listened is found by looking.
+                    # Look for tasks that were announced while nobody listened.
                     waking.rung()
                     while True:
                         async for notice in conn.notifies(timeout=ASK_SECONDS):
@@ -88,14 +87,14 @@ class Listener:
                             await conn.execute("select")
             except FAILURES as exc:
                 failures += 1
-                log.warning("listener_lost", "LISTEN is interrupted, polling meanwhile: %s", explain(exc))
+                log.warning("listener_lost", "LISTEN failed; polling meanwhile: %s", explain(exc))
             finally:
                 waking.is_listening = False
             await asyncio.sleep(plan.retry_delay(failures, *pauses))
 
     async def _hears(self, conn: Conn) -> bool:
-        """Whether a notice arrives. If not, LISTEN is taken back: whoever had that session of the pooler next
-        would be sent what is not his.
+        """Whether a notice arrives. If not, undo LISTEN, or the next user of that session of the pooler would
+        get our notices.
         """
         channel = f"fairq_test_{secrets.token_hex(8)}"
         async with conn.transaction():
@@ -108,9 +107,8 @@ class Listener:
             return True
         log.warning(
             "listen_silent",
-            "LISTEN on %s is accepted but hears nothing, as behind a pooler that hands out connections by"
-            " transaction; the worker polls."
-            " Name a way around the pooler with --listen-dsn, or say --no-listen",
+            "LISTEN on %s is accepted, but no notification arrives, as behind a pooler in transaction mode;"
+            " the worker polls. Name a direct connection with --listen-dsn, or pass --no-listen",
             describe(self._conninfo),
         )
         for _ in range(UNLISTEN_TRIES):

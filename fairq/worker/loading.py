@@ -11,12 +11,10 @@ from fairq.errors import ConfigurationError
 
 
 def load_app(name: str) -> App:
-    """The app called `module:attribute`, or the only one in `module`. The current folder counts, too."""
+    """The app named `module:attribute`, or the only one in `module`. Also looks in the current folder."""
     module_name, _, attribute = name.partition(":")
     if not module_name:
-        raise ConfigurationError(
-            f"{name!r} names no app", "Name the module and the app in it: myapp.tasks:app"
-        )
+        raise ConfigurationError(f"{name!r} names no app", "Name a module and the app in it: myapp.tasks:app")
     here = os.getcwd()
     if here not in sys.path:
         sys.path.insert(0, here)
@@ -26,20 +24,22 @@ def load_app(name: str) -> App:
         if exc.name is None or not f"{module_name}.".startswith(f"{exc.name}."):
             raise ConfigurationError(f"{module_name!r} cannot be imported: {exc}") from exc
         raise ConfigurationError(
-            f"there is no module {module_name!r}", f"Looked in {here} and where Python finds its packages."
+            f"there is no module {module_name!r}", f"Looked in {here} and on Python's path."
         ) from exc
     except Exception as exc:
         raise ConfigurationError(
             f"{module_name!r} cannot be imported: {type(exc).__name__}: {exc}",
-            f'See where with: python -c "import {module_name}"',
+            f'To see where: python -c "import {module_name}"',
         ) from exc
     if attribute:
         found = module
         for part in attribute.split("."):
             found = getattr(found, part, None)  # type: ignore[assignment]
+        if found is None:
+            raise ConfigurationError(f"there is no {attribute!r} in module {module_name!r}", _known(module))
         if not isinstance(found, App):
-            what = "is not there" if found is None else f"is a {type(found).__name__}, not a fairq.App"
-            raise ConfigurationError(f"{name!r} {what}", _known(module))
+            text = f"{name!r} is a {type(found).__name__}, not a fairq.App"
+            raise ConfigurationError(text, _known(module))
         return found
     apps = {id(value): value for value in vars(module).values() if isinstance(value, App)}
     if len(apps) != 1:
@@ -52,4 +52,4 @@ def load_app(name: str) -> App:
 def _known(module: object) -> str:
     name = getattr(module, "__name__", "module")
     apps = [f"{name}:{each}" for each, value in vars(module).items() if isinstance(value, App)]
-    return f"Apps in it: {', '.join(apps)}" if apps else "Make one: app = fairq.App()"
+    return f"Apps in it: {', '.join(apps)}" if apps else "Create one: app = fairq.App()"

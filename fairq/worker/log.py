@@ -1,4 +1,4 @@
-"""A worker's log. Each line has an `action`, its name for programs, and facts beside its text."""
+"""A worker's log. Besides its text, each line has an `action`, its name for programs, and facts."""
 
 from __future__ import annotations
 

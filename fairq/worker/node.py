@@ -1,6 +1,6 @@
-"""One database that a worker serves: it registers there, takes one turn after the other, and signs off.
+"""One database that a worker serves: it registers there, takes turn after turn, and retires.
 
-Tasks end where they came from. There is one node, or on Citus several, which share the handlers and the end.
+There is one node or, on Citus, several, which share the handlers. A task ends on the node it came from.
 """
 
 from __future__ import annotations
@@ -37,20 +37,20 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# Handlers that were told to stop get this long to do so before their tasks are given back.
+# How long handlers that were told to stop may take before their tasks are given back.
 UNWIND_SECONDS: Final = 1.0
-# Who is to end anyway gives up after so many tries to start: a wrong password stays wrong.
+# Modes once and drain give up after this many tries to start, because a wrong password stays wrong.
 START_ATTEMPTS: Final = 5
-# Its keeper may be in the middle of a call.
+# How long to wait for the keeper, which may be in the middle of a call.
 CLOSE_SECONDS: Final = 0.5
-# When to look again whether a connection that broke left tasks behind that we were given and never got.
+# When to look for tasks that a broken connection handed out and that never arrived.
 RECONCILE_AFTER: Final = (0.0, 10.0, 60.0)
 
 Conn = psycopg.AsyncConnection[Any]
 
 
 class Node:
-    """`name` is for the log, where there are several; the one that `is_near` is asked for tasks first."""
+    """`name` is for the log, if there are several. The node that `is_near` is asked for tasks first."""
 
     def __init__(self, engine: Engine, dsn: str, name: str, is_near: bool) -> None:
         self.engine = engine
@@ -65,25 +65,25 @@ class Node:
         self.waking = Waking(engine.settings)
         self.outbox = Outbox(self.waking.wake.set)
         self.worker_id: int | None = None
-        """Under which the database knows us. None: not yet, not any more, or it has given us up."""
+        """Our id in the database. None: not registered yet, retired, or considered lost."""
         self.reconcile_at: list[float] = []
         self.turns = Turns(self, is_near)
         self.keeper: Keeper | None = None
         self._listener: Listener | None = None
 
     def lead_to(self, dsn: str, name: str) -> None:
-        """It is somewhere else now."""
+        """The node has moved."""
         self.dsn, self.name = dsn, name
         self.database.lead_to(dsn, name)
 
     def hurry(self) -> None:
-        """The worker is told to end."""
+        """The worker is ending."""
         if self.ending.at is not None:
             self.database.hurry(self.ending.at + AFTER_SECONDS)
         self.waking.wake.set()
 
     def answered(self) -> None:
-        """The database, to the keeper."""
+        """The keeper got an answer of the database."""
         self.database.answered()
         self.waking.wake.set()
 
@@ -95,14 +95,13 @@ class Node:
         except BaseException:
             if self.keeper is None:  # it never worked
                 raise
-            # Somebody ends us on his own loop, the database failed too often, or this is a mistake of ours:
-            # give back what we can, quickly.
+            # The caller cancelled us, the database failed too often, or this is a bug: give back what we can.
             self.ending.at_once()
             ending = asyncio.create_task(self._wind_down(), name="fairq-end")
             try:
                 with contextlib.suppress(Exception):
                     await asyncio.shield(ending)
-            finally:  # cancelled once more: nothing of ours goes on behind the caller's back
+            finally:  # after a second cancellation, too, leave nothing running
                 ending.cancel()
                 await asyncio.wait([ending])
             raise
@@ -120,12 +119,12 @@ class Node:
     # --- The start ---
 
     async def _start(self) -> bool:
-        """Connect, look at the database, register, listen. False: told to stop before that succeeded."""
+        """Connect, check the database, register, listen. False: told to stop before that succeeded."""
         if not await self.answer(self._first_look):
             return False
         worker_id = self.worker_id
         assert worker_id is not None
-        self.keeper = Keeper(self)  # from here on it may be lost
+        self.keeper = Keeper(self)  # from here on the lease counts
         self.keeper.start()
         if self.settings.listen and self.settings.mode == "forever":
             self._listener = Listener(self)
@@ -138,15 +137,15 @@ class Node:
         cap = await workers.cluster_cap(conn) if self.settings.prefetch else None
         if cap is not None:
             raise ConfigurationError(
-                f"prefetch cannot be used together with the cluster cap of {cap}: tasks that wait in a"
-                " buffer would take up places and do nothing",
-                "Leave out --prefetch and --claim-lease, or lift the cap with fairq.configure_cluster().",
+                f"prefetch does not work with the cluster cap of {cap}: claimed tasks would take up places"
+                " without running",
+                "Leave out --prefetch and --claim-lease, or remove the cap with fairq.configure_cluster().",
             )
         await self._register(conn)
         return True
 
     async def answer(self, ask: Callable[[Conn], Awaitable[T]]) -> T | None:
-        """What the database says, as soon as it can be had. None: told to stop before that."""
+        """The database's answer, with retries. None: told to stop before there was one."""
         while not self.ending.level:
             if not await self._pause_over():
                 continue
@@ -167,10 +166,10 @@ class Node:
     # --- The work ---
 
     async def _pause_over(self) -> bool:
-        """Whether the database may be tried now; else wait, until that is over or we are told to stop."""
+        """Whether the database may be tried now; if not, wait for that, or for being told to stop."""
         now = time.monotonic()
         pause = self.database.pause(now)
-        if self.ending.level:  # no time to leave anybody alone
+        if self.ending.level:  # there is no time for long pauses
             pause = min(self.database.not_before - now, 1.0)
         if pause > 0:
             await self.waking.sleep(pause)
@@ -223,12 +222,12 @@ class Node:
             log.debug("registered", "registered as worker %d", self.worker_id, worker=self.worker_id)
 
     def lost(self, worker_id: int) -> None:
-        """The database does not know that number any more: what it held is with others."""
+        """The database considers that worker lost, and its tasks are with others."""
         if worker_id != self.worker_id:
             return
         log.warning(
             "worker_lost",
-            "worker %d counts as lost; registering anew. What it ran is with others now",
+            "worker %d is considered lost, and others get its tasks; registering again",
             worker_id,
             worker=worker_id,
         )
@@ -237,7 +236,7 @@ class Node:
         self.waking.rung()
 
     def broke_off(self) -> None:
-        """A connection broke in the middle of a pop. Was it done? The answer is in the database."""
+        """A connection broke during a pop: look in the database whether that was done."""
         now = time.monotonic()
         self.reconcile_at = sorted([*self.reconcile_at, *(now + each for each in RECONCILE_AFTER)])
 
@@ -253,12 +252,12 @@ class Node:
         if strange:
             log.warning(
                 "reconciled",
-                "giving back %d tasks that were handed out while the connection broke",
+                "giving back %d tasks that were handed out when the connection broke",
                 len(strange),
             )
             ids, attempts = zip(*strange, strict=True)
             await workers.release_tasks(conn, worker_id=self.worker_id, ids=ids, attempts=attempts)
-        # A start whose answer never came: it happened, or it did not.
+        # Starts whose answer never came, but that happened.
         running = {row.id for row in rows if row.state == "running"}
         for entry in [each for each in (*held.claimed, *held.solo.waiting) if each.row.id in running]:
             held.started(entry, ours=True)
@@ -267,7 +266,7 @@ class Node:
     # --- The end ---
 
     async def _wind_down(self) -> None:
-        """Let handlers end, give back the rest, write everything, sign off."""
+        """Let handlers end, give back the rest, write everything, retire."""
         held, outbox = self.held, self.outbox
         self.hurry()
         held.release_waiting()
@@ -286,7 +285,7 @@ class Node:
         if outbox.unwritten:
             log.error(
                 "unwritten",
-                "the database is away: %d ended tasks could not be written and will run again",
+                "the database does not answer: %d ended tasks could not be written and will run again",
                 len(outbox.ends),
             )
         elif self.worker_id is not None:
@@ -295,12 +294,12 @@ class Node:
                     self.database.answering() as conn,
                     one_transaction(conn, self.database.sets_terms),
                 ):
-                    worker_id, self.worker_id = self.worker_id, None  # the keeper gives no more signs of life
+                    worker_id, self.worker_id = self.worker_id, None  # the keeper sends no more heartbeats
                     if worker_id is not None:
                         await workers.retire_worker(conn, worker_id=worker_id)
 
     async def _flush_some(self) -> None:
-        """A turn without a pop if there is something to write, else a short sleep."""
+        """Take a turn without a pop if there is something to write, else sleep a little."""
         now = time.monotonic()
         turn = self.turns.to_write()
         if turn:

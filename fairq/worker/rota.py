@@ -1,11 +1,10 @@
-"""Several databases and one set of slots: who is asked for tasks next. Nothing in here talks to anybody.
+"""Several nodes and one set of slots: which node to ask for tasks next. No I/O.
 
-One is asked at a time, for as many tasks as there are free slots; who takes long, beside the others. It goes
-on being asked until it has given as many as there are slots, or has no more. Then it is the turn of the one
-that has come least far, in rounds of its groups: so groups have the same share, however many others are in
-line where they are. How far each has come is known from the last time it was asked. One that had nothing goes
-on from where the hindmost of the others stands, without credit or debt, and so does one that was not asked
-for a long time.
+One node is asked at a time, for as many tasks as there are free slots; slow nodes are asked beside the
+others. A node keeps its turn until it has given as many tasks as there are slots, or has no more. The next
+turn goes to the node whose groups have had the fewest rounds, so groups get the same share, however many
+others are on their node. How far a node has come is known from its last answer. A node that had nothing, or
+was not asked for a long time, goes on from where the hindmost of the others is, without credit or debt.
 """
 
 from __future__ import annotations
@@ -17,23 +16,23 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-# Of a group of weight 1, as blocks count them.
+# A round of a group of weight 1, in the unit of block addresses.
 ROUND: Final = 2**20
-# A clock may be taken back by so much, once more or less often than when it was seen last.
+# The engine may set a clock back by this much.
 REBASE: Final = 2**59
-# Who has not answered for so long is not waited for, and no slots are kept for its answer. Whose last answer
-# took longer is asked beside the others, and slots are kept for twice as long as that took, or so long.
+# A node that has not answered for this long is not waited for. A node whose last answer took longer is slow:
+# slots are kept for its answer for twice that time, at most LATEST.
 LATE: Final = 1.0
 LATEST: Final = 10.0
-# Who has come further than others is passed over for so long at most: others may have brought it there, who
-# are gone.
+# A node that is ahead is passed over for this long at most, because workers that are gone may have brought it
+# there.
 LONGEST: Final = 60.0
 
 
 @dataclass(eq=False)
 class Place:
-    """One of them. `wants` says whether it should be asked now, `wake` makes it look whether it is its turn,
-    `stirred` tells it that elsewhere there was something to do.
+    """A node. `wants` says whether to ask it now, `wake` tells it that it may be its turn, `stirred` tells it
+    that another node had tasks.
     """
 
     wants: Callable[[float], bool]
@@ -41,9 +40,9 @@ class Place:
     stirred: Callable[[], None]
     is_near: bool = False
     blocks: Sequence[int | None] = ()
-    """The next one of each queue, when it was asked last; None: nothing was in line."""
+    """The next block of each queue in the last answer; None: nothing was in line."""
     rounds: Sequence[float] = ()
-    """How far each queue has come, beside those of the others."""
+    """How far each queue has come, compared with the other nodes."""
     asked_at: float = -math.inf
     asked_for: int = 0
     busy_since: float | None = None
@@ -51,7 +50,7 @@ class Place:
     """How long its last answer took."""
 
     def has(self, queue: int) -> bool:
-        """Whether something of that queue was in line."""
+        """Whether that queue had tasks in line."""
         return bool(self.blocks) and self.blocks[queue] is not None
 
     @property
@@ -68,7 +67,7 @@ class Place:
 
 @dataclass(eq=False)
 class Rota:
-    """`strict`: queues are served in order, and not by turns."""
+    """Decides whose turn it is. `strict`: queues are served in order of priority."""
 
     slots: int
     strict: bool = False
@@ -77,15 +76,15 @@ class Rota:
     _left: int = 0
 
     def asked_for(self, now: float) -> int:
-        """Slots that are kept free for answers."""
+        """How many slots are kept free for answers."""
         return sum(place.asked_for for place in self.places if place.is_expected(now))
 
     def room_for(self, me: Place, room: int) -> int:
-        """Of so many free slots; who keeps them for long leaves half of them to the others."""
+        """How many of the free slots to ask for; a slow node leaves half of them to the others."""
         return (room + 1) // 2 if me.is_slow and len(self.places) > 1 else room
 
     def is_turn_of(self, me: Place, wants: bool, now: float) -> bool:
-        """Whether `me`, who wants to, may ask; whose turn it is otherwise is told."""
+        """Whether `me` may ask now. If it is another node's turn, wake that."""
         first = self.first(now)
         if first is None or first is me:
             return wants
@@ -108,7 +107,7 @@ class Rota:
         queues = [queue for queue in range(len(place.blocks)) if place.has(queue)]
         if self.strict:
             queues = queues[:1]
-        # Where nothing was in line there may be something now, and it is not to wait for what is elsewhere.
+        # A node that had nothing may have tasks now, and goes first.
         rank = -1 if not queues else queues[0] if self.strict else 0
         stays = place is self._current and self._left > 0
         lead = sum(place.rounds[queue] - hindmost(willing, queue) for queue in queues)
@@ -116,7 +115,7 @@ class Rota:
 
     @contextlib.contextmanager
     def busy(self, me: Place, room: int) -> Iterator[None]:
-        """A turn is on its way, and asks for so many tasks."""
+        """Inside, a turn is on its way that asks for so many tasks."""
         me.busy_since = time.monotonic()
         me.asked_for = room
         if room:
@@ -127,7 +126,7 @@ class Rota:
             me.busy_since, me.asked_for = None, 0
 
     def answered(self, me: Place, count: int, full: bool) -> None:
-        """It gave so many tasks; `full`: as many as it was asked for."""
+        """It gave `count` tasks; `full`: as many as it was asked for."""
         if me.busy_since is not None:
             me.took = time.monotonic() - me.busy_since
         if me is not self._current:
@@ -135,7 +134,7 @@ class Rota:
         self._left = self._left - count if full else 0
 
     def stands(self, me: Place, blocks: Sequence[int | None]) -> None:
-        """How far its queues have come by now."""
+        """Record how far its queues have come."""
         others = [place for place in self.places if place is not me]
         rounds = [
             me.rounds[queue] + max(0, ahead(new, me.blocks[queue] or 0)) / ROUND
@@ -151,5 +150,5 @@ def hindmost(places: Sequence[Place], queue: int) -> float:
 
 
 def ahead(block: int, other: int) -> int:
-    """How far one is behind the other on the same clock, which may have been taken back in between."""
+    """How far `block` is ahead of `other` on the same clock, which may have been set back in between."""
     return (block - other + REBASE // 2) % REBASE - REBASE // 2

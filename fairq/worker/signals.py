@@ -1,4 +1,4 @@
-"""TERM, INT and QUIT while a worker has them. Children that a handler forks have what was there before."""
+"""Handles TERM, INT and QUIT for a worker. Children that a handler forks get the previous handlers."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ def _restore() -> None:
     _unblock()
 
 
-# Blocked meanwhile: a signal that comes before the child has its own handlers waits for them.
+# Blocked during the fork, so that a signal waits until the child has its handlers.
 os.register_at_fork(before=_block, after_in_parent=_unblock, after_in_child=_restore)
 
 
 @contextlib.contextmanager
 def handled(handler: Callable[[int, FrameType | None], object], *, for_good: bool = False) -> Iterator[None]:
-    """They go to `handler`, which also runs while a handler of tasks blocks the loop.
+    """Send the signals to `handler`, which also runs while a task's handler blocks the loop.
 
-    `for_good`: the process ends afterwards, and what still comes is ignored; it is too late to die of it.
+    With `for_good` the process ends afterwards, so later signals are ignored.
     """
     if threading.current_thread() is not threading.main_thread():
-        raise ConfigurationError("signals can be handled in the main thread only")
+        raise ConfigurationError("signals can only be handled in the main thread")
     outermost = not _before
     old = {number: signal.signal(number, handler) for number in NUMBERS}
     if outermost:

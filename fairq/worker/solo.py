@@ -1,12 +1,12 @@
-"""When a task that was lost with its worker gets a worker to itself. Nothing in here talks to anybody.
+"""When a task that was lost with its worker runs alone. No I/O.
 
-A process that dies takes all that it runs along, and nobody can tell whose fault it was. So what was lost is
-suspected: it runs only with nothing else in flight, until it ends an attempt by itself. The worker takes no
-other tasks then, waits until those it has are through, and runs its suspects one after the other.
+A process that dies takes all its tasks along, and nobody can tell which one is to blame. So all of them are
+suspects: each runs only while nothing else is in flight, until it ends an attempt by itself. Then the worker
+takes no other tasks, waits until those it has are done, and runs its suspects one after the other.
 
-Neither side may starve the other. Suspects get half of a worker's time at most: after such a phase others
-get as long. Handlers that are not through in time are not waited for: the suspect goes back, to another
-worker or for the next try, which has twice the patience.
+Neither side may starve the other. Suspects get at most half of a worker's time: after such a phase the others
+get as long. If handlers are not done in time, the suspect is given back, to another worker or for the next
+try, which waits twice as long.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from typing import Final
 from fairq.worker.handlers import Entry
 
 FIRST_PATIENCE: Final = 5.0
-# A phase may go on for so long after the others are through, or as long as they were waited for.
+# How long a phase may go on once the others are done, or as long as they were waited for.
 SHORTEST_SECONDS: Final = 1.0
 
 
 class Solo:
-    """`now` is the caller's clock, `others` how many run beside the suspects."""
+    """The suspects of a worker. `now` is the caller's clock, `others` how many other tasks are in flight."""
 
     def __init__(self) -> None:
         self.waiting: deque[Entry] = deque()
@@ -38,14 +38,14 @@ class Solo:
 
     @property
     def gives_up_at(self) -> float | None:
-        """Until when the others are waited for."""
+        """Until when to wait for the others."""
         return self._began_at + self.patience if self.waiting and self._free_at is None else None
 
     def admit(self, suspects: Iterable[Entry], now: float, others: int) -> list[Entry]:
-        """After a pop that also brought these. Returns those that cannot stay: others have their time now."""
+        """Take in suspects from a pop. Return those to give back, because it is the others' time."""
         if now < self._rest_until and not others:
             self.nobody_else_comes(now)
-        # A shorter time they wait here: to come back takes longer.
+        # If that time is short, they wait here, because coming back takes longer.
         if self._rest_until - now >= SHORTEST_SECONDS:
             return [*self._turn_out(), *suspects]
         if not self.waiting and self.running is None:
@@ -66,7 +66,7 @@ class Solo:
         self.running = entry
 
     def drop(self, entry: Entry, now: float) -> None:
-        """It ended, or is ours no more."""
+        """It ended, or is no longer ours."""
         if entry is self.running:
             self.running = None
             self.patience = FIRST_PATIENCE
@@ -76,12 +76,12 @@ class Solo:
             return
         began, free = self._began_at, self._free_at
         if not self.waiting or (free is not None and now >= free + max(SHORTEST_SECONDS, free - began)):
-            # The next look shows whether there are others. If not, the next suspect has its turn at once.
+            # The next look shows whether there are others. If not, the next suspect runs at once.
             self._rest_until = now + (now - began)
             self._begin(self._rest_until)
 
     def give_up(self, now: float) -> list[Entry]:
-        """Those that are given back because the others are not through in time."""
+        """Those to give back, because the others are not done in time."""
         if self.gives_up_at is None or now < self.gives_up_at:
             return []
         self._rest_until = now + (now - self._began_at)
@@ -89,7 +89,7 @@ class Solo:
         return self._turn_out()
 
     def nobody_else_comes(self, now: float) -> None:
-        """Then there is nobody to rest for."""
+        """End the others' time, because there are none."""
         if now < self._rest_until:
             self._rest_until = now
             self._begin(now)

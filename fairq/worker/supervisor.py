@@ -1,8 +1,8 @@
-"""Several worker processes under one: started, restarted when they crash, told to end, waited for.
+"""Runs several worker processes: starts them, restarts those that crash, and ends them.
 
-Each child is a process of its own session, so that a Ctrl-C in the terminal reaches only the supervisor,
-which passes it on once. Each child holds the reading end of a pipe whose other end only the supervisor has:
-when that is gone, however it went, the child ends gracefully.
+Each child has a session of its own, so that a Ctrl-C in the terminal reaches only the supervisor, which
+passes it on once. Each child reads from a pipe whose other end only the supervisor holds: when the supervisor
+dies, in whatever way, the child ends gracefully.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ from typing import Final
 from fairq.worker import log, plan
 from fairq.worker.signals import handled
 
-# Names the descriptor of the pipe in a child's environment.
+# The variable with the pipe's descriptor in a child's environment.
 LIFELINE: Final = "FAIRQ_SUPERVISOR_FD"
 FIRST_PAUSE: Final = 1.0
 LONGEST_PAUSE: Final = 30.0
-# Who has lived so long is no crash loop.
+# A child that lived this long is in no crash loop.
 STEADY_SECONDS: Final = 60.0
-# Children get this much more than the grace time before they are killed.
+# How much longer than the grace time children get before they are killed.
 PATIENCE_SECONDS: Final = 15.0
 LOOK_SECONDS: Final = 0.5
-# Ends that starting once more does not help: wrong usage, a database of another version.
+# Exit codes that a restart does not help: wrong usage, a database of another version.
 HOPELESS: Final = (2, 4)
-# What children are sent who are to end, and who are to end at once.
+# The signals to children by level: end, end at once.
 TOLD: Final = {1: signal.SIGTERM, 2: signal.SIGQUIT}
 
 
 @dataclass
 class Child:
-    """One place among the processes, and who has it now."""
+    """One of the processes, by number; restarts keep it."""
 
     number: int
     process: subprocess.Popen[bytes] | None = None
@@ -68,9 +68,9 @@ def watch_supervisor(stop: Callable[[], None]) -> None:
 
 @dataclass
 class Supervisor:
-    """Runs `argv` so many times until all are done or a signal ends them.
+    """Runs `argv` in so many processes until all are done or a signal ends them.
 
-    `env` is added to the environment of each. Who ends with a code of `final` is not started again.
+    `env` is added to their environment. A process that ends with a code in `final` is not restarted.
     """
 
     argv: Sequence[str]
@@ -88,7 +88,7 @@ class Supervisor:
         self._lifeline = -1
 
     def run(self) -> int:
-        """Returns the exit code."""
+        """Run until the end, and return the exit code."""
         self._lifeline, held = os.pipe()
         wake, waker = os.pipe()
         os.set_blocking(waker, False)
@@ -118,12 +118,12 @@ class Supervisor:
                 child.process.send_signal(TOLD[level])
 
     def _tend(self) -> bool:
-        """Look after every child once. False: there is nothing left to look after."""
+        """Look after every child once. False: none is left."""
         now = time.monotonic()
         if self._stop_level > self._told_level:
             self._told_level = self._stop_level
-            what = "ending, a second signal ends them now" if self._stop_level == 1 else "ending now"
-            log.info("ending", "processes are told: %s", what)
+            what = "; a second signal ends them at once" if self._stop_level == 1 else " at once"
+            log.info("ending", "ending the processes%s", what)
         for child in self._children:
             if child.process is not None and child.process.poll() is not None:
                 self._bury(child, child.process.returncode)
@@ -132,7 +132,7 @@ class Supervisor:
         alive = [child for child in self._children if child.process is not None]
         if self._kill_at is not None and now > self._kill_at:
             for child in alive:
-                log.error("killed", "process %d does not end; killing it", child.number)
+                log.error("killed", "process %d does not end: killing it", child.number)
                 if child.process is not None:
                     child.process.kill()
         waiting = not self._stop_level and any(not child.done for child in self._children)
@@ -148,10 +148,10 @@ class Supervisor:
                 pass_fds=(self._lifeline,),
                 start_new_session=True,
             )
-        except OSError as exc:  # no memory, no process, the program being replaced: the others go on
+        except OSError as exc:  # for example, no memory; the others go on
             self._start_later(child, f"cannot be started: {exc}")
             return
-        if self._stop_level:  # the signal came while it was being made
+        if self._stop_level:  # the signal came while the process was being started
             child.process.send_signal(TOLD[self._stop_level])
 
     def _bury(self, child: Child, code: int) -> None:
@@ -181,7 +181,7 @@ class Supervisor:
 
 @contextlib.contextmanager
 def _woken(waker: int) -> Iterator[None]:
-    """Each signal, also that a child ended, writes a byte."""
+    """Let each signal, also SIGCHLD, write a byte."""
     before = signal.signal(signal.SIGCHLD, lambda *_: None)
     old = signal.set_wakeup_fd(waker, warn_on_full_buffer=False)
     try:
@@ -192,7 +192,7 @@ def _woken(waker: int) -> Iterator[None]:
 
 
 def _rest(wake: int) -> None:
-    """Until a signal comes, at most until the next look. Its byte is taken out, or nobody rests again."""
+    """Wait for a signal, at most until the next look, and consume its byte."""
     with contextlib.suppress(InterruptedError):
         if select.select([wake], [], [], LOOK_SECONDS)[0]:
             os.read(wake, 4096)

@@ -1,7 +1,7 @@
-"""A worker's turns: what is sent in the next one, how it is sent, and what its answer or its failure means.
+"""A worker's turns: what to send in the next one, how to send it, and what its answer or failure means.
 
-One turn is one round trip and one transaction. Either all of it happens or nothing, so a turn that fails is
-made again, and what ended stays in the `Outbox` until it is written.
+A turn is one round trip and one transaction. All of it happens or nothing, so a failed turn is repeated, and
+what ended stays in the `Outbox` until it is written.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from fairq.worker.rota import LATE, Place
 if TYPE_CHECKING:
     from fairq.worker.node import Node
 
-# Reports of progress are written at most this often.
+# Progress is written at most this often.
 REPORT_SECONDS: Final = 1.0
 # What a database can raise, and what cannot be sent to it.
 REFUSALS: Final = (*FAILURES, UnicodeError)
@@ -53,19 +53,21 @@ class Turn:
 
 
 class Asked(NamedTuple):
-    """What a pop is for, and what its answer is compared with."""
+    """What a pop asks for, and what it takes to read its answer."""
 
     queues: Sequence[str] = ()
-    """Whom to ask, one after the other, for how many at most; and how many in all."""
+    """Which queues to ask, in order."""
     mosts: Sequence[int] = ()
+    """How many tasks to ask of each, at most."""
     room: int = 0
+    """How many tasks to ask for in all."""
     batch: int = 0
     places: Sequence[tuple[int, int]] = ()
-    """The steps by the place of the queue."""
+    """The steps, by the queues' indexes."""
     rings: int = 0
-    """Notices that had come before."""
+    """How many notices had come before."""
     holds: bool = False
-    """Whether handlers ran, which might make work that it does not see."""
+    """Whether handlers ran, which may enqueue more."""
 
 
 NOTHING = Asked()
@@ -85,7 +87,7 @@ class Turns:
         self._shares = sharing.shares_of(settings.queues) if isinstance(settings.queues, Mapping) else None
         self._claim_lease = None if settings.claim_lease is None else timedelta(seconds=settings.claim_lease)
         self._report_at = 0.0
-        # Ends and pops apart: a turn with both failed, and not for want of a database.
+        # Send ends and pops in separate turns, because one with both failed though the database answers.
         self._apart = False
         self.place = Place(self._wants, self.waking.wake.set, self.waking.stirred, is_near)
         self.rota.places.append(self.place)
@@ -93,12 +95,12 @@ class Turns:
     # --- The next one ---
 
     def _wants(self, now: float) -> bool:
-        """Whether a look is due, and can be had."""
+        """Whether a look is due and possible."""
         may_look = self.waking.is_due(now) and not (self.settings.mode == "once" and self.waking.looked)
         return may_look and self.node.is_in_order and self.database.pause(now) <= 0
 
     def to_write(self) -> Turn:
-        """What has ended and is not written."""
+        """A turn with what has ended and is not written."""
         outbox = self.outbox
         return Turn(ends=_cut(outbox.ends), checks=outbox.due_checks(time.monotonic()))
 
@@ -137,12 +139,12 @@ class Turns:
         return held.to_start(count, self.outbox)
 
     def until_next(self) -> float:
-        """Seconds until one is due, if nothing happens before."""
+        """Seconds until the next turn is due, if nothing happens before."""
         now = time.monotonic()
         held, outbox = self.held, self.outbox
         look_at = self.waking.look_at
         if self.rota.first(now) not in (self.place, None):
-            look_at = max(look_at, now + LATE)  # told before, when it is our turn
+            look_at = max(look_at, now + LATE)  # the rota wakes us earlier if it is our turn
         times = [look_at]
         if outbox.reports:
             times.append(self._report_at)
@@ -155,7 +157,7 @@ class Turns:
         return max(0.001, min(times if room else times[1:] or [now + 3600.0]) - now)
 
     def last_words(self, dead: bool) -> list[driver.Call[Any]]:
-        """From the keeper's thread, while the loop stands still: what has ended is written all the same."""
+        """The calls that write what has ended while the loop is blocked. From the keeper's thread."""
         blamed = self.held.blamed(self.outbox) if dead else []
         return [
             _turn_call(holder, ends)
@@ -166,7 +168,7 @@ class Turns:
     # --- On its way ---
 
     async def take(self, turn: Turn) -> None:
-        """Send a turn. What was taken out of our lists for it comes back when it fails."""
+        """Send a turn. If it fails, its content goes back into the lists."""
         outbox = self.outbox
         outbox.ends = outbox.ends[len(turn.ends) :]
         del outbox.checks[: len(turn.checks)]
@@ -184,8 +186,7 @@ class Turns:
                         outbox.report_again(turn.reports)
                     await self.failed(exc, turn)
                     return
-                # Cancelled, perhaps with half of a turn on its way: what ends the worker gets a new
-                # connection.
+                # Cancelled, perhaps with half of a turn sent: the end of the worker needs a new connection.
                 await self.database.disconnect()
                 raise
         self.database.succeeded()
@@ -193,7 +194,7 @@ class Turns:
             self._apart = False
 
     async def _send(self, conn: psycopg.AsyncConnection[Any], turn: Turn) -> None:
-        """One round trip, one transaction. Nothing here changes but by an answer."""
+        """Send a turn in one round trip and one transaction. Only the answers change our state."""
         calls: list[tuple[driver.Call[Any], Callable[[Any], None]]] = []
         call: driver.Call[Any]
         for holder, (checks,) in _by_worker(turn.checks).items():
@@ -206,7 +207,7 @@ class Turns:
         if turn.pop and ours is not None:
             groups.setdefault(ours, [[], []])
             asked = self._ask(turn.pop)
-        # What others of our numbers held is written before we ask for more.
+        # Ends under our former ids are written before we ask for more.
         for holder, (ends, starts) in sorted(groups.items(), key=lambda each: each[0] == ours):
             about = asked if holder == ours else NOTHING
             call = _turn_call(holder, ends, starts, about, self._claim_lease)
@@ -230,7 +231,7 @@ class Turns:
         batch = min(room, self.limits.claim_batch)
         if self._shares is not None:
             room, places = batch, sharing.steps(self._shares, batch)
-        else:  # in order of priority, each for as many as there is room for
+        else:  # in order of priority, each for as many as there are slots
             places = [(place, batch) for place in range(len(self.queues))]
             room = batch if len(places) == 1 else room
         queues, mosts = [self.queues[place] for place, _ in places], [most for _, most in places]
@@ -258,12 +259,12 @@ class Turns:
         if len(accepted) == len(ends):
             return
         there = set(accepted)
-        # What was to be given back, and others have by now, is where it was to go.
+        # Releases that others have by now need no warning.
         lost = [entry for entry in ends if entry.row.id not in there]
         if stale := [entry.row.id for entry in lost if entry.outcome is not RELEASE]:
             log.warning(
                 "stale",
-                "%d ended attempts were not accepted: written already, or no longer this worker's: %s",
+                "%d ended attempts were not accepted: already written, or no longer this worker's: %s",
                 len(stale),
                 stale[:20],
                 task_ids=stale,
@@ -278,7 +279,7 @@ class Turns:
             by_place = [counts[queue] for queue in self.queues]
             self._shares = sharing.served(self._shares, asked.places, by_place, asked.room)
         held, lease = self.held, self._claim_lease
-        # Of several queues, one that gave a whole batch may have more.
+        # A queue that gave a whole batch may have more.
         full = len(rows) >= asked.batch
         self.rota.answered(self.place, len(rows), full)
         if rows and self.settings.mode == "drain":
@@ -287,7 +288,7 @@ class Turns:
         holds = asked.holds or held.may_end
         self.waking.found(len(rows), full=full, rings=asked.rings, holds=holds, due_in=due_in)
         claimed_until = None if lease is None else time.monotonic() + lease.total_seconds()
-        # Who answers late may find that other nodes have filled the slots.
+        # If the answer is late, other nodes may have filled the slots.
         room = max(0, self.limits.slots + self.limits.prefetch - held.taken)
         held.take_in(rows[:room], worker_id, self.outbox, claimed_until)
         held.give_back(rows[room:], worker_id, self.outbox)
@@ -296,14 +297,14 @@ class Turns:
 
     async def failed(self, exc: BaseException, turn: Turn) -> None:
         if is_unknown_worker(exc) and self.node.worker_id is not None:
-            self.database.succeeded()  # it answers; this may have been the breaker's probe
+            self.database.succeeded()  # it does answer, and this may have been the breaker's probe
             self.node.lost(self.node.worker_id)
             return
         broken = self.database.is_broken
         if broken and (turn.pop or turn.starts):
             self.node.broke_off()
         if self._claim_lease is not None and sqlstate_of(exc) == "QF015":
-            log.warning("prefetch_off", "a cluster cap was set: the worker goes on without prefetch")
+            log.warning("prefetch_off", "the cluster got a cap; the worker goes on without prefetch")
             self.database.succeeded()
             self._claim_lease = None
             self.limits = limits(replace(self.settings, prefetch=0, claim_lease=None))
@@ -321,9 +322,7 @@ class Turns:
         self.database.failed(exc, "to take a turn")
 
     async def _write_with_care(self, ends: list[Entry]) -> None:
-        """The database refuses a value among these. Find whose, let that attempt fail for it, write the
-        others.
-        """
+        """The database refuses a value of these. Find whose, fail that attempt, and write the others."""
         outbox = self.outbox
         outbox.ends = outbox.ends[len(ends) :]
         pending: list[Sequence[Entry]] = [ends]
@@ -337,7 +336,7 @@ class Turns:
                 except REFUSALS as exc:
                     entry = batch[0]
                     if entry.refused is not None:
-                        # Not its result, then: something is wrong in general.
+                        # So it was not its result: something else is wrong.
                         entry.outcome, entry.refused = entry.refused, None
                         raise
                     if not is_about_data(exc):
@@ -412,7 +411,7 @@ def _unless_empty(values: list[Any]) -> list[Any] | None:
 
 
 def _cut(ends: list[Entry]) -> list[Entry]:
-    """The first of these, as many as go into one statement."""
+    """The first of these, as many as fit into one statement."""
     if not ends:
         return []
     outcomes = [entry.outcome for entry in ends[: plan.MOST_ENDS]]
@@ -421,12 +420,12 @@ def _cut(ends: list[Entry]) -> list[Entry]:
 
 
 def _by_worker(*lists: Sequence[Entry]) -> dict[int, list[list[Entry]]]:
-    """What is in these lists, under the worker number that it was popped with. Nearly always there is one."""
+    """These lists by the worker id that popped each entry. There is nearly always only one."""
     groups: dict[int, list[list[Entry]]] = {}
     for place, items in enumerate(lists):
         for item in items:
             group = groups.get(item.worker_id)
-            if group is None:  # not setdefault: it would make the lists anew for each task
+            if group is None:  # setdefault would make new lists for each task
                 group = groups[item.worker_id] = [[] for _ in lists]
             group[place].append(item)
     return groups
@@ -437,7 +436,7 @@ def _by_worker(*lists: Sequence[Entry]) -> dict[int, list[list[Entry]]]:
 
 @contextlib.asynccontextmanager
 async def one_transaction(conn: psycopg.AsyncConnection[Any], on_terms: bool) -> AsyncIterator[None]:
-    """A pipeline is one transaction by itself; only terms other than the role's have to be asked for."""
+    """A pipeline, which is one transaction. `on_terms` sets its isolation level and timeout explicitly."""
     if not on_terms:
         async with conn.pipeline():
             yield

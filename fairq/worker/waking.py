@@ -10,31 +10,29 @@ from fairq.worker.config import Settings, poll_interval
 
 
 class Waking:
-    """What the last looks at the queues came to. `wake` may be set at any time, on the loop; `sleep` ends
-    then.
-    """
+    """The results of the last looks at the queues. Setting `wake`, on the loop, ends `sleep`."""
 
     def __init__(self, settings: Settings) -> None:
         self.wake = asyncio.Event()
         self.is_listening = False
         self.rings = 0
-        """Notices so far. One that comes while a look is on its way makes another look due."""
+        """Notices so far. One that comes during a look makes another look due."""
         self.look_at = 0.0
-        """When to look again although nothing rings."""
+        """When to look again without a notice."""
         self.looked = False
         self.nothing_left = False
         self._settings = settings
         self._hungry = True
-        """There may be work."""
+        """There may be tasks."""
         self._empties = 0
         """Looks in a row that found nothing."""
         self._quiet = 0
         """Those of them since the last notice."""
         self._heeded = 0
-        """Notices before the last look."""
+        """How many notices came before the last look."""
 
     def rung(self) -> None:
-        """There may be work. However many notices come, the next turn looks once."""
+        """A notice: there may be tasks. However many come, the next turn looks once."""
         self.rings += 1
         self._hungry = True
         self.wake.set()
@@ -43,12 +41,12 @@ class Waking:
         return self._hungry or now >= self.look_at
 
     def stirred(self) -> None:
-        """What is done elsewhere may make work here: looks that found nothing say nothing any more."""
+        """Some node had tasks, which may enqueue more here, so earlier looks no longer count."""
         self._empties, self._quiet, self.look_at, self.nothing_left = 0, 0, 0.0, False
 
     def found(self, count: int, *, full: bool, rings: int, holds: bool, due_in: float | None) -> None:
-        """A look that was sent when `rings` notices had come found so many tasks; `full`: there may be more;
-        `holds`: handlers run, which might make work; `due_in`: seconds until something is due.
+        """A look, sent after `rings` notices, found so many tasks. `full`: there may be more; `holds`:
+        handlers run, which may enqueue more; `due_in`: seconds until something is due.
         """
         soon = due_in is not None and due_in <= plan.SOON
         self.looked = True
@@ -56,10 +54,10 @@ class Waking:
         self._empties = 0 if count else self._empties + 1
         self._quiet = 0 if count or rings != self._heeded else self._quiet + 1
         self._heeded = rings
-        # Three times in a row: what somebody else promoted meanwhile is there for the next look.
+        # Three times in a row, because somebody else may promote in between.
         self.nothing_left = self._empties >= 3 and not holds and not soon
         if self._empties == 3 and soon:
-            log.logger.debug("busy: somebody else has the queue, or what is due; looking again")
+            log.logger.debug("busy: somebody else is promoting, or has what is due; looking again")
         self.look_at = time.monotonic() + plan.poll_delay(
             self._quiet,
             listening=self.is_listening,
@@ -68,7 +66,7 @@ class Waking:
         )
 
     async def sleep(self, seconds: float) -> None:
-        """Until woken, at most so long."""
+        """Sleep until woken, at most so long."""
         timer = asyncio.get_running_loop().call_later(seconds, self.wake.set)
         try:
             await self.wake.wait()

@@ -1,4 +1,4 @@
-"""`Worker`: what a program sees of it: a checked configuration, a loop, signals, and stop."""
+"""`Worker`, the public class: checks its settings, runs the loop, handles signals, and stops."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ class Worker:
 
         Worker(app, "postgresql://…", queues=["mail"], concurrency=20).run()
 
-    `options` are those of `Settings`. Everything that is wrong with them is raised at once, before anything
-    is connected.
+    `options` are those of `Settings`. Raises ConfigurationError with everything that is wrong, before it
+    connects.
     """
 
     def __init__(
@@ -65,32 +65,30 @@ class Worker:
         if found:
             raise ConfigurationError(
                 "this worker cannot start:\n" + "\n".join(f"  - {mask(each)}" for each in found),
-                "Every option is explained by: fairq work --help",
+                "fairq work --help explains every option.",
             )
         self._announce = announce or (lambda line: log.logger.info("%s", line))
         self._engine: Engine | None = None
         self._stop_level = 0
         self._owns_process = False
         self.left_behind = 0
-        """After the end: handlers that would not stop and are still running, in threads of this process, and
-        threads that they made.
-        """
+        """After the end: how many handlers still run in this process, and threads that they made."""
 
     @property
     def circuit(self) -> State:
-        """Of the breaker in front of the database."""
+        """The state of the circuit breaker in front of the database."""
         engine = self._engine
         return "closed" if engine is None else engine.circuit
 
     def stop(self, *, now: bool = False) -> None:
-        """End: let handlers finish within the grace time, or give back all at once. From any thread."""
+        """End: let handlers finish within the grace time, or give everything back now. Thread-safe."""
         self._stop_level = max(self._stop_level, 2 if now else 1)
         engine = self._engine
         if engine is not None:
             engine.request_stop(self._stop_level)
 
     async def arun(self) -> None:
-        """Run on the loop that is running, until `stop`, or until the mode says that it is done."""
+        """Run on the running event loop, until `stop`, or until the mode is done."""
         if self._engine is not None:
             raise ConfigurationError("this worker is running already")
         engine = self._engine = Engine(
@@ -105,18 +103,17 @@ class Worker:
             self._engine = None
 
     def run(self, *, handle_signals: bool = False) -> None:
-        """Run on a loop of its own, until it ends.
+        """Run on a new event loop until the end.
 
-        With `handle_signals`, which works in the main thread only: TERM and INT end it gracefully, a second
-        one or QUIT at once. The process then is the worker's: it is ended when a handler holds up the end
-        for good.
+        With `handle_signals`, which works only in the main thread, TERM and INT end the worker gracefully,
+        and a second one or QUIT at once. The worker then also ends the process if a handler holds up the end.
         """
         self._owns_process = handle_signals
         with contextlib.ExitStack() as stack:
             if handle_signals:
                 stack.enter_context(handled(self._signalled))
             loop = asyncio.new_event_loop()
-            # What asyncio.to_thread() takes.
+            # For asyncio.to_thread().
             threads = ThreadPoolExecutor(thread_name_prefix=f"fairq-to-thread-{id(loop)}")
             loop.set_default_executor(threads)
             there = set(threading.enumerate())
@@ -143,12 +140,11 @@ class Worker:
                 except (SystemExit, KeyboardInterrupt) as exc:
                     if main.done():
                         raise
-                    # asyncio lets these two fall through the loop when they come out of a task that a handler
-                    # made.
+                    # asyncio lets these two leave the loop if they come from a task that a handler made.
                     if isinstance(exc, KeyboardInterrupt):
                         self.stop(now=self._stop_level > 0)
                     else:
-                        log.logger.error("a task of a handler called sys.exit(%s); it is ignored", exc.code)
+                        log.logger.error("ignoring sys.exit(%s) in an asyncio task of a handler", exc.code)
         finally:
             _tidy(loop)
 
@@ -158,7 +154,7 @@ class Worker:
 
 
 def _tidy(loop: asyncio.AbstractEventLoop) -> None:
-    """What handlers left on the loop is told to end, and gets a moment for it."""
+    """Cancel what handlers left on the loop, and give it a moment to end."""
     leftover = asyncio.all_tasks(loop)
     for each in leftover:
         each.cancel()
@@ -169,9 +165,7 @@ def _tidy(loop: asyncio.AbstractEventLoop) -> None:
 
 
 def _still_busy(threads: Sequence[threading.Thread]) -> int:
-    """How many of these do not end soon. Python would wait for them when the process ends, for ever if a call
-    hangs that its handler has long given up.
-    """
+    """How many of these threads do not end soon. Python would wait for them at exit, perhaps for ever."""
     until = time.monotonic() + UNWIND_SECONDS
     while (busy := [each for each in threads if _holds_up(each)]) and time.monotonic() < until:
         busy[0].join(0.02)
@@ -181,8 +175,8 @@ def _still_busy(threads: Sequence[threading.Thread]) -> int:
 
 
 def _holds_up(thread: threading.Thread) -> bool:
-    """Whether Python would wait for it at the end: for all but daemons, and for every thread of a pool of
-    concurrent.futures, whatever it is. One of those that waits for work ends when it is told so then.
+    """Whether Python would wait for the thread at exit: it is no daemon, or it is busy in a pool of
+    concurrent.futures. Idle threads of such pools end by themselves.
     """
     frame = sys._current_frames().get(thread.ident or 0)
     if frame is not None and _is_of_pool(frame):

@@ -169,7 +169,7 @@ def test_who_has_signed_off_is_not_missed_while_the_lifespan_ends(
 
     desk.enqueue("asks")
     drain(app_living(ends_slowly), desk.dsn, heartbeat_ms=50)
-    assert "counts as lost" not in caplog.text
+    assert "is considered lost" not in caplog.text
 
 
 def test_a_worker_whose_lifespan_fails_takes_no_task(desk: Desk) -> None:

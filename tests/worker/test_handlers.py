@@ -348,7 +348,7 @@ def test_a_policy_that_fails_itself_does_not_keep_an_attempt_from_ending(desk: D
         drain(own, desk.dsn, concurrency=2, hanging_after=0.2)
     release.set()
     assert [desk.end(id)[0] for id in ids] == ["failed", "failed"]
-    assert ["no account of it: RuntimeError" in desk.end(id)[3]["message"] for id in ids] == [True, True]
+    assert ["no outcome: RuntimeError" in desk.end(id)[3]["message"] for id in ids] == [True, True]
 
 
 def test_a_handler_that_was_told_to_wait_holds_its_group(desk: Desk) -> None:

@@ -15,7 +15,7 @@ from tests.worker.running import Desk, lines_of, work_process
 def test_a_worker_behind_a_pooler_notices_warns_once_and_polls(desk: Desk) -> None:
     with pooler(desk.dsn, connections=3) as through, work_process(through, "-c", "4") as worker:
         worker.wait_for("not listening, polling every 1s")
-        assert len(lines_of(worker, "hears nothing")) == 1
+        assert len(lines_of(worker, "no notification arrives")) == 1
         ids = desk.enqueue_many("once", 30)
         desk.wait_until(lambda: desk.live == 0, "all ran")
         worker.send(signal.SIGTERM)
@@ -34,7 +34,7 @@ def test_a_way_around_the_pooler_is_listened_on(desk: Desk) -> None:
         desk.wait_until(lambda: desk.live == 0, "all ran")
         worker.send(signal.SIGTERM)
         assert worker.wait() == 0
-    assert not worker.says("hears nothing")
+    assert not worker.says("no notification arrives")
 
 
 @pytest.mark.parametrize("processes", ["1", "3"])

@@ -170,7 +170,7 @@ def test_a_lifespan_that_hangs_does_not_hold_up_the_end(desk: Desk, lifespan: st
     if how == "waits":
         assert worker.says(f"the lifespan lives.model did not {when} within the grace time"), worker.output
     else:
-        assert worker.says("the worker does not end: thread MainThread: "), worker.output
+        assert worker.says("the worker did not end in time: thread MainThread: "), worker.output
     assert desk.workers == 0
 
 
@@ -286,7 +286,7 @@ def test_the_supervisor_passes_signals_on_and_waits(desk: Desk) -> None:
         children = children_of(supervisor.pid)
         assert len(children) == 2
         supervisor.send(signal.SIGINT)
-        supervisor.wait_for("processes are told")
+        supervisor.wait_for("ending the processes")
         desk.wait_until(
             lambda: len(lines_of(supervisor, "1 handlers have 600 s")) == 2, "both children are ending"
         )
