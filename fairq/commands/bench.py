@@ -1,7 +1,4 @@
-"""`fairq bench`: the benchmarks of a clone. They are not part of the installed package; this finds them.
-
-Options and subcommands are those of `benchmarks/__main__.py`.
-"""
+"""`fairq bench`: finds and runs the benchmarks of a clone, which are not part of the installed package."""
 
 from __future__ import annotations
 
@@ -15,7 +12,7 @@ from fairq.cli import Exit, Failure, command
 
 
 class Benchmarks(click.Group):
-    """The commands of the clone's `benchmarks`, when there is a clone."""
+    """The commands of `benchmarks/__main__.py` in the clone, if there is one."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         found = _commands()
@@ -26,7 +23,7 @@ class Benchmarks(click.Group):
         if found is None:
             raise Failure(
                 "the benchmarks are in fairq's repository, not in the package",
-                hint="Run this in a clone of it (the folder that holds benchmarks/).",
+                hint="Run this in a clone, in the folder that contains benchmarks/.",
                 code="no_benchmarks",
                 exit_code=Exit.USAGE,
             )
@@ -44,7 +41,7 @@ def _commands() -> click.Group | None:
 
 
 def find_benchmarks(here: Path) -> Path | None:
-    """The clone: the one this code runs from, or the one that somebody stands in."""
+    """The clone that this code runs from, or that is the current folder."""
     for folder in (Path(__file__).resolve().parents[2], here):
         if (folder / "benchmarks" / "harness.py").is_file() and (folder / "sql" / "schema").is_dir():
             return folder
@@ -63,7 +60,7 @@ def find_benchmarks(here: Path) -> Path | None:
 def bench() -> None:
     """Options and results: docs/reference/cli-bench.md.
 
-    fairq bench run --scale quick              all of them, small
-    fairq bench explain                        what a pop visits in five designs
-    fairq bench report RESULTS --out page.md   a page with plots
+    fairq bench run --scale quick              run all of them, small
+    fairq bench explain                        show what a pop visits in five designs
+    fairq bench report RESULTS --out page.md   make a page with plots
     """

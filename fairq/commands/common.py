@@ -1,6 +1,6 @@
-"""What the commands share: a connection, options for times, and how answers are written.
+"""What the commands share: the connection, types of options, and the output.
 
-Group keys and names of workers come from applications, and so from anybody: whatever of them is shown goes
+Group keys and names of workers come from applications, and so from anybody. Whatever is shown of them goes
 through `clean`, so that no tenant can send escape sequences to an operator's terminal.
 """
 
@@ -36,15 +36,15 @@ from fairq.errors import NotAllowed, Refused, translating
 Connection = psycopg.Connection[Any]
 
 CONNECT_SECONDS = 10
-PLAIN_WIDTH = 100_000  # of what goes into a file or a pipe: nothing is cut off there
+PLAIN_WIDTH = 100_000  # in a file or a pipe nothing is cut off
 
 # --- The database ----------------------------------------------------------------------------------
 
 
 def connect(dsn: str) -> Connection:
-    """A connection in autocommit, that works behind a transaction pooler.
+    """A connection in autocommit that works behind a transaction pooler.
 
-    `with conn.transaction()` opens READ COMMITTED, whatever the role's default is: promotion needs it.
+    Its transactions are READ COMMITTED, whatever the role's default is, because promotion needs that.
     """
     parts = conninfo_to_dict(dsn)
     patience: dict[str, Any] = {}
@@ -59,7 +59,7 @@ def connect(dsn: str) -> Connection:
 
 
 def _loads(text: str | bytes) -> Any:
-    """What is too much for Python is shown as it is."""
+    """JSON that Python cannot read is shown as text."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
@@ -68,7 +68,7 @@ def _loads(text: str | bytes) -> Any:
 
 @contextlib.contextmanager
 def session() -> Iterator[Connection]:
-    """A connection to the database that was named, with a fairq in it that fits this code."""
+    """A connection to the named database, whose fairq fits this code."""
     with contextlib.closing(connect(resolve(named_dsn()))) as conn:
         try:
             with translating():
@@ -84,7 +84,7 @@ def rows(conn: Connection, query: str, **parameters: Any) -> list[dict[str, Any]
 
 
 def server_time(conn: Connection) -> datetime:
-    """The database's clock: ages are never told by two clocks."""
+    """The time of the database's clock, so that no age is computed from two clocks."""
     at: datetime = rows(conn, "select clock_timestamp() as at")[0]["at"]
     return at
 
@@ -96,7 +96,7 @@ _PART = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|sec|s|min|m|h|d|w)", re.IGNORECASE)
 
 
 def parse_duration(text: str) -> timedelta | None:
-    """`90`, `90s`, `1h30m`, `7d`; None when it is nothing of the kind."""
+    """The length of `90`, `90s`, `1h30m` or `7d`; None for anything else."""
     text = text.strip()
     try:
         if re.fullmatch(r"\d+(?:\.\d+)?", text):
@@ -109,7 +109,7 @@ def parse_duration(text: str) -> timedelta | None:
 
 
 def parse_when(text: str, now: datetime) -> datetime | None:
-    """`+10m` from now, or ISO 8601 with a time zone; None when it is neither."""
+    """The time of `+10m`, or of ISO 8601 with a time zone; None for anything else."""
     if text.strip().startswith("+"):
         ahead = parse_duration(text.strip()[1:])
         try:
@@ -125,28 +125,28 @@ def parse_when(text: str, now: datetime) -> datetime | None:
 
 def duration(text: str) -> timedelta:
     if (found := parse_duration(text)) is None:
-        raise click.BadParameter(f"{text!r} is no length of time. Say 500ms, 90s, 10m, 1h30m, 7d.")
+        raise click.BadParameter(f"{text!r} is not a length of time, such as 500ms, 90s, 10m, 1h30m or 7d.")
     return found
 
 
 def when(text: str) -> datetime:
     if (found := parse_when(text, datetime.now(UTC))) is None:
         raise click.BadParameter(
-            f"{text!r} is no time. Say +10m for ten minutes from now, or a time with its zone: "
+            f"{text!r} is not a time. Write +10m for ten minutes from now, or a time with its zone: "
             "2030-01-31T08:00:00+00:00."
         )
     return found
 
 
 def ident(text: str) -> int:
-    """The type of an argument: a task's id."""
+    """The type of a task's id."""
     if not re.fullmatch(r"\d{1,19}", text) or int(text) >= 2**63:
         raise click.UsageError(f"{clean(text)!r} is not a task id. An id is a number, as enqueue prints it.")
     return int(text)
 
 
 def task_ids(values: Sequence[str]) -> list[int]:
-    """Ids from the command line; `-` stands for those on stdin."""
+    """Ids from the command line, where `-` stands for those on stdin."""
     words: list[str] = []
     for value in values:
         words += sys.stdin.read().split() if value == "-" else [value]
@@ -154,9 +154,9 @@ def task_ids(values: Sequence[str]) -> list[int]:
 
 
 def asks(yes: bool) -> bool:
-    """Whether to ask before doing it: not with --yes, and there is nobody to answer with --json."""
+    """Whether to ask for confirmation: not with --yes. With --json nobody could answer."""
     if not yes and wants_json():
-        raise click.UsageError("With --json nobody is asked: add --yes.")
+        raise click.UsageError("--json cannot ask for confirmation: add --yes.")
     return not yes
 
 
@@ -171,7 +171,7 @@ def console(stderr: bool = False) -> Console:
 
 
 def plain(value: Any) -> Any:
-    """A value as JSON has it: times in ISO 8601, lengths of time in seconds."""
+    """A value for JSON: times in ISO 8601, lengths of time in seconds."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
     if isinstance(value, dict):
@@ -186,7 +186,7 @@ def plain(value: Any) -> Any:
 
 
 def show(document: dict[str, Any], *parts: RenderableType) -> None:
-    """The answer of a command: JSON when that was asked for, else something to read."""
+    """Print the answer of a command: JSON with --json, else text."""
     if wants_json():
         click.echo(json.dumps(plain(document), default=str))
         return
@@ -194,7 +194,7 @@ def show(document: dict[str, Any], *parts: RenderableType) -> None:
 
 
 def emit(*parts: RenderableType) -> None:
-    """Print; into a file or a pipe without the spaces that fill up a table's lines."""
+    """Print; in a file or a pipe without trailing spaces."""
     out = console()
     with contextlib.nullcontext() if out.is_terminal else out.capture() as captured:
         for part in parts:
@@ -204,10 +204,10 @@ def emit(*parts: RenderableType) -> None:
 
 
 def table(title: str | None, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> RenderableType:
-    """A table that fits the terminal: names are cut in their middle, prose goes on in the next line.
+    """A table that fits the terminal: names are cut in the middle, prose is wrapped.
 
-    `>name` is a column of numbers, which are never cut, `~name` one of prose. One with a `?` behind that is
-    left out when there is nothing in it but zeros.
+    `>name` is a column of numbers, which are never cut, `~name` a column of prose. A column with `?` next is
+    left out if it is empty or all zeros.
     """
     cells = [[c if isinstance(c, Text) else Text(clean(str(c))) for c in row] for row in rows]
     heads = [name.lstrip(">~?") for name in columns]
@@ -238,7 +238,7 @@ def table(title: str | None, columns: Sequence[str], rows: Iterable[Sequence[Any
 
 
 def _cut(cell: Text, width: int) -> Text:
-    """Both ends of a name that is too long: they are what tells names apart."""
+    """Both ends of a name that is too long: they tell names apart."""
     if cell.cell_len <= width:
         return cell
     head = set_cell_size(cell.plain, (width - 1) // 2)

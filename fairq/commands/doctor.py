@@ -1,8 +1,8 @@
-"""`fairq doctor`: is this installation well, and what to do where it is not.
+"""`fairq doctor`: whether the installation is well, and what to do where it is not.
 
-A check asks the database (`sql/queries/doctor.sql`), and a function judges the answer, apart from it. Each
-stands alone, in a transaction of its own: one that fails itself is a finding like the others, and the others
-go on. A check that the role has no right to make says so and is none of the wrong ones.
+A check queries the database (`sql/queries/doctor.sql`), and a pure function judges the answer. Each check has
+a transaction of its own, so one that fails is a finding itself and does not stop the others. A check that the
+role may not make is reported as unknown, not wrong.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ HELD_TRANSACTIONS = 1_000_000
 DEAD_ROWS = 1_000_000
 LISTEN_SECONDS = 2.0
 SKEW_SECONDS = 2.0
-CHECK_SECONDS = 20.0  # for all statements of a check, whatever the role's own timeout
+CHECK_SECONDS = 20.0  # for each statement of a check, whatever the role's own timeout
 LOCK_SECONDS = 3.0
 LONG_LEASE = timedelta(hours=1)
 SHORT_TIMEOUT = timedelta(seconds=5)
@@ -61,20 +61,20 @@ ok, look, wrong = partial(Finding, "ok"), partial(Finding, "look"), partial(Find
 
 
 @command(
-    codes={0: "nothing is wrong", 1: "something is, or a check failed", 3: "database cannot be reached"},
+    codes={0: "nothing wrong", 1: "something wrong, or a check failed", 3: "database cannot be reached"},
     rights="any; fairq_observe sees more, fairq_work and pg_monitor see all",
 )
 @option(
     "--max-wait TIME",
-    "A task that has waited longer than this is wrong. Default: over an hour deserves a look.",
+    "Report wrong if a task has waited longer. Default: report look after an hour.",
     type=duration,
 )
 def doctor(max_wait: timedelta | None) -> None:
-    """It reads, and sends itself one notification; it changes nothing. Each check ends as ok, look (worth
-    your attention), wrong, unknown (this role may not look), or failed (the check itself; the others go on).
+    """It changes nothing: it reads, and sends itself one notification. Each check reports ok, look (deserves
+    attention), wrong, unknown (this role may not read it) or failed (the check itself).
 
     fairq doctor
-    fairq doctor --max-wait 10m              a task may not wait any longer
+    fairq doctor --max-wait 10m              no task may wait longer
     fairq doctor --json | jq '.findings[] | select(.verdict != "ok")'
     """
     where = resolve(named_dsn())
@@ -112,9 +112,9 @@ def _sum(found: list[Finding]) -> str:
 
 def examine(dsn: str, max_wait: timedelta | None) -> Iterator[Finding]:
     """All checks, in the order in which their answers make sense."""
-    # Two checks want it, and it reads every live task.
+    # Cached because two checks need it and it reads every live task.
     stands = cache(lambda: queries.check_queues(conn))
-    # Those with a star look into the schema.
+    # Checks with a star read the schema fairq.
     checks: dict[str, Callable[[], Finding]] = {
         "connection": lambda: judge_connection(queries.check_session(conn), dsn, conn.info.backend_pid),
         "server": lambda: judge_server(queries.check_server(conn)),
@@ -152,30 +152,30 @@ def examine(dsn: str, max_wait: timedelta | None) -> Iterator[Finding]:
 
 
 def _alone(conn: Connection, check: Callable[[], Finding]) -> Finding:
-    """What a check finds; what it fails of is a finding, too."""
+    """What a check finds; an error is a finding too."""
     try:
         with conn.transaction():
-            # Local to the transaction, so it works behind a pooler, too.
+            # Local to the transaction, so it also works behind a pooler.
             conn.execute(
                 "select set_config('statement_timeout', %s, true), set_config('lock_timeout', %s, true)",
                 [f"{CHECK_SECONDS * 1000:.0f}ms", f"{LOCK_SECONDS * 1000:.0f}ms"],
             )
             return check()
     except psycopg.errors.InsufficientPrivilege as exc:
-        remedy = "Ask as a role that is granted fairq_observe, or fairq_work."
-        return Finding("unknown", f"this role may not look: {_why(exc)}", remedy)
+        remedy = "Use a role that is granted fairq_observe or fairq_work."
+        return Finding("unknown", f"this role may not read it: {_why(exc)}", remedy)
     except _NOT_THERE as exc:
         return Finding("unknown", f"not in this schema: {_why(exc)}", "See schema above.")
     except psycopg.errors.QueryCanceled as exc:
-        remedy = f"It has {CHECK_SECONDS:.0f} s. Is the server busy, or the queue very long?"
+        remedy = f"The limit is {CHECK_SECONDS:.0f} s. Is the server busy, or the queue very long?"
         return Finding("failed", f"the check was stopped: {_why(exc)}", remedy)
     except psycopg.errors.LockNotAvailable as exc:
         remedy = (
             "Who holds it: select pid, query from pg_stat_activity where state <> 'idle' order by xact_start;"
         )
-        return Finding("failed", f"a lock was not to be had in {LOCK_SECONDS:.0f} s: {_why(exc)}", remedy)
-    except Exception as exc:  # whatever it is: the next check may say why
-        return Finding("failed", f"the check failed: {_why(exc)}", "See what the other checks say.")
+        return Finding("failed", f"the check got no lock in {LOCK_SECONDS:.0f} s: {_why(exc)}", remedy)
+    except Exception as exc:  # the next check may say why
+        return Finding("failed", f"the check failed: {_why(exc)}", "See what the other checks report.")
 
 
 _NOT_THERE = psycopg.errors.UndefinedTable, psycopg.errors.UndefinedColumn, psycopg.errors.UndefinedFunction
@@ -192,17 +192,17 @@ def _why(exc: Exception) -> str:
 def judge_connection(row: queries.CheckSessionRow, dsn: str, pid: int) -> Finding:
     text = f"{describe(dsn)}, as {row.role}"
     if row.standby:
-        remedy = "Name the primary: several hosts and target_session_attrs=read-write find it by themselves."
-        return wrong(f"{text}: a standby, nothing can be enqueued here", remedy)
+        remedy = "Name the primary: with several hosts, target_session_attrs=read-write finds it."
+        return wrong(f"{text}: a standby, where nothing can be enqueued", remedy)
     if row.read_only == "on":
         remedy = f"alter role {row.role} reset default_transaction_read_only;"
         return wrong(f"{text}: transactions are read only by default", remedy)
     if row.isolation != "read committed":
         remedy = (
-            "Enqueueing works in every isolation level. pop_tasks and promote_overflow refuse all but READ "
-            "COMMITTED (QF005): consumers of your own must ask for it. fairq's workers do."
+            "Enqueueing works in every isolation level, and fairq's workers set theirs. Your own consumers "
+            "need READ COMMITTED: pop_tasks and promote_overflow refuse all others (QF005)."
         )
-        return look(f"{text}: the default isolation is {row.isolation}", remedy)
+        return look(f"{text}: the default isolation level is {row.isolation}", remedy)
     return ok(text if row.pid == pid else f"{text}, through a pooler")
 
 
@@ -233,8 +233,8 @@ def judge_clock(before: datetime, at: datetime, after: datetime) -> Finding:
     side = "behind" if at > after else "ahead of"
     return look(
         f"this machine is {span(skew)} {side} the server",
-        "Leases and due times go by the server's clock alone; a run_at that is computed here is off by that "
-        "much. Synchronise both (chrony, systemd-timesyncd).",
+        "Leases and due times use only the server's clock, but a run_at computed here is off by that much. "
+        "Synchronise both clocks (chrony, systemd-timesyncd).",
     )
 
 
@@ -242,7 +242,7 @@ _MILLISECONDS = {"us": 0.001, "": 1, "ms": 1, "s": 1000, "min": 60_000, "h": 3_6
 
 
 def judge_timeouts(found: Sequence[queries.CheckTimeoutsRow]) -> Finding:
-    """A turn or a round of upkeep that is stopped is made again, and stopped again."""
+    """A turn or a round of the upkeep that a timeout stops is repeated, and stopped again."""
     short, remedy = [], ""
     for row in found:
         number, unit = re.fullmatch(r"(-?[\d.]+)\s*([a-z]*)", row.value).groups()  # type: ignore[union-attr]
@@ -253,13 +253,13 @@ def judge_timeouts(found: Sequence[queries.CheckTimeoutsRow]) -> Finding:
             short.append((length, f"{who}: {row.name} is {span(length)}"))
             remedy = remedy or f"alter role {row.role} set {row.name} = '1min';"
             if row.here and len(short) == 1:
-                remedy += " Or it is in the connection string, in PGOPTIONS, or set for the database."
+                remedy += " It may also be set in the connection string, in PGOPTIONS, or for the database."
     if not short:
-        return ok("long enough for turns and upkeep")
+        return ok("long enough for turns and the upkeep")
     text = "; ".join(each for _, each in short)
     if any(length < timedelta(seconds=1) for length, _ in short):
-        return wrong(f"{text}: what takes longer is stopped, and made again in vain", remedy)
-    return look(f"{text}: what takes longer is stopped", remedy)
+        return wrong(f"{text}: longer calls are stopped, and repeated in vain", remedy)
+    return look(f"{text}: longer calls are stopped", remedy)
 
 
 def judge_schema(conn: Connection) -> Finding:
@@ -268,18 +268,18 @@ def judge_schema(conn: Connection) -> Finding:
     except FairqError as exc:
         return wrong(mask(str(exc)), exc.hint)
     except psycopg.errors.InsufficientPrivilege as exc:
-        return wrong(f"this role may not look: {_why(exc)}", _GRANT)
+        return wrong(f"this role may not read it: {_why(exc)}", _GRANT)
     if version != install.head():
         return look(f"{version}; this fairq brings {install.head()}, and works with both", "fairq migrate")
     return ok(version)
 
 
-_GRANT = "Let an operator grant it fairq_enqueue, fairq_work, fairq_observe or fairq_admin."
+_GRANT = "Ask an operator to grant it fairq_enqueue, fairq_work, fairq_observe or fairq_admin."
 
 
 def judge_rights(row: queries.CheckRightsRow) -> Finding:
     if row.superuser:
-        less = "Applications and workers need less: fairq_enqueue, fairq_work."
+        less = "Applications and workers need less: fairq_enqueue and fairq_work."
         return ok("superuser: may do everything", less)
     able = [name for name in ("enqueue", "work", "observe", "admin") if getattr(row, name)]
     return ok(f"may {', '.join(able)}") if able else wrong("this role may do nothing with fairq", _GRANT)
@@ -296,34 +296,34 @@ def judge_workers(
     unserved = [each.queue for each in stand if each.waiting and not each.paused and each.queue not in served]
     text = count(len(living), "worker alive", "workers alive")
     if unserved:
-        text = f"{text}; tasks wait and nobody serves {_names(unserved)}"
-        return wrong(text, "Start one: fairq work myapp.tasks --queue NAME")
+        text = f"{text}; tasks wait, and nobody serves {_names(unserved)}"
+        return wrong(text, "Start a worker: fairq work myapp.tasks --queue NAME")
     if not living:
-        return look(f"{text}; nothing waits, either", "fairq work myapp.tasks")
+        return look(f"{text}, and nothing waits", "Start a worker: fairq work myapp.tasks")
     if cut_off := [each for each in living if each.circuit_open]:
         who = _names([f"{each.worker_id} ({each.name})" for each in cut_off])
         trips = sum(each.circuit_trips or 0 for each in cut_off)
         return look(
-            f"{text}; the circuit breaker is open, {count(trips, 'time')} so far, of worker {who}",
-            "It is alive, but its turns fail, and it rests for some seconds after each. Its log says why.",
+            f"{text}; the circuit breaker of worker {who} is open ({count(trips, 'time')} so far)",
+            "The worker is alive, but its turns fail, and it pauses after each. Its log says why.",
         )
     longest = max(living, key=lambda each: each.lease)
     if longest.lease > LONG_LEASE.total_seconds():
         return look(
             f"{text}; worker {longest.worker_id} ({longest.name}) has a lease of {span(longest.lease)}",
-            "When it dies, its tasks run elsewhere after that only. 60 s is the default: fairq work --lease.",
+            "If it dies, its tasks wait that long before they run elsewhere. Default: fairq work --lease 60.",
         )
     return ok(text)
 
 
 def judge_kinds(found: Sequence[queries.CheckKindsRow]) -> Finding:
     if not found:
-        return ok("no worker gave back a kind that nobody knows")
+        return ok("every kind that workers gave back has a worker")
     names = _names([f"{each.kind} ({each.queue})" for each in found])
     tasks = count(sum(each.tasks for each in found), "task is", "tasks are")
     remedy = (
-        "They burn no attempt, and wait for a worker that knows them. Is it one of an older version, or of"
-        " another app on this queue? Start the right one, or give each app queues of its own."
+        "They wait for a worker that knows their kind, and use no attempts. Does a worker run an older"
+        " version, or another app on this queue? Start the right one, or give each app its own queues."
     )
     return wrong(f"{tasks} of a kind that no live worker knows: {names}", remedy)
 
@@ -342,63 +342,63 @@ def judge_waiting(stand: Sequence[queries.CheckQueuesRow], max_wait: timedelta |
     if not waits:
         return ok("no task waits")
     longest, queue = max(waits)
-    text = f'the oldest waits for {span(longest)}, in queue "{queue}"'
+    text = f'the oldest task has waited for {span(longest)}, in queue "{queue}"'
     if longest <= (max_wait or LONG_WAIT):
         return ok(text)
     remedy = (
-        "fairq groups --queue NAME shows whose it is, fairq explain ID why. A tenant with a large backlog "
-        "waits, and so does one with a cap or a rate: that may be meant. More slots help everybody."
+        "fairq groups --queue NAME shows whose it is, fairq explain ID why. Tenants with a large backlog, a "
+        "cap or a rate wait, which may be intended. More slots help everybody."
     )
     return look(text, remedy) if max_wait is None else wrong(f"{text}, longer than {span(max_wait)}", remedy)
 
 
 def judge_fairness(found: Sequence[queries.CheckFairnessRow]) -> Finding:
-    """The largest debt comes first."""
+    """`found` has the largest debt first."""
     if not found:
-        return ok("nobody waited all the time")
+        return ok("no group waited all the time")
     worst, debt = found[0], found[0].worst_debt or 0.0
     if debt <= 1:
         return ok(f"the largest debt is {debt:.2f} of its bound")
     return wrong(
-        f'the bound is broken: in queue "{worst.queue}" group "{worst.worst_group}" is behind by '
-        f"{debt:.1f} times what it may be",
-        f"This is a fault of fairq: please report it, with fairq shares --queue {worst.queue} --json. "
-        f"fairq rebuild {worst.queue} makes the order anew; no task is lost.",
+        f'the bound is broken: in queue "{worst.queue}" the debt of group "{worst.worst_group}" is '
+        f"{debt:.1f} times its bound",
+        f"This is a bug in fairq. Please report it, with fairq shares --queue {worst.queue} --json. "
+        f"fairq rebuild {worst.queue} rebuilds the order and loses no task.",
     )
 
 
-_BY_THE_WAY = "Workers do it by the way. Without workers: fairq maintain --every 5s, or pg_cron."
+_BY_THE_WAY = "Workers do this themselves. Without workers: fairq maintain --every 5s, or pg_cron."
 
 
 def judge_maintenance(
     row: queries.CheckMaintenanceRow, failures: Sequence[queries.CheckUpkeepRow]
 ) -> Finding:
-    """Nothing notes when maintenance ran; what it would have done long ago shows that it does not.
+    """No table records when the upkeep ran, so what is long overdue shows that nobody runs it.
 
-    A part that fails is noted, though: then somebody does run it, and what is left lying is its doing.
+    But failures of its parts are recorded. Then somebody runs it, and these failures left the rest undone.
     """
     found = (
-        (row.lost, f"{count(row.lost, 'lost worker')} still on the list"),
-        (row.expired, f"{count(row.expired, 'task')} past its deadline"),
-        (row.overdue, f"{count(row.overdue, 'scheduled task')} overdue"),
+        (row.lost, count(row.lost, "lost worker")),
+        (row.expired, count(row.expired, "expired task")),
+        (row.overdue, count(row.overdue, "overdue scheduled task")),
     )
     left = ", ".join(text for amount, text in found if amount)
     if failures:
-        texts = [f"{each.part}: fails since {plain(each.since)}, {each.message}" for each in failures]
+        texts = [f"{each.part} has failed since {plain(each.since)}: {each.message}" for each in failures]
         if len(texts) > 3:
             texts[3:] = [f"and {len(texts) - 3} more"]
         part = failures[0].part.replace("'", "''")
         return wrong(
-            "; ".join(texts) + (f". Left lying: {left}" if left else ""),
-            "Mend what the message names; the other parts go on meanwhile. To try it again: "
+            "; ".join(texts) + (f". Not done: {left}" if left else ""),
+            "Fix what the message says; the other parts go on meanwhile. To try again: "
             f"select fairq.maintain(p_part => '{part}');",
         )
     if left:
-        return wrong(f"nobody seems to run it: {left}", _BY_THE_WAY)
+        return wrong(f"nobody seems to run the upkeep: {left}", _BY_THE_WAY)
     if row.moving_from is not None:
-        text = f"groups have not all moved from {count(row.moving_from, 'shard')} to {row.shard_count}"
-        return look(text, f"If nobody is at it, go on: fairq cluster set --shard-count {row.shard_count}")
-    return ok("nothing is left lying")
+        text = f"not all groups have moved from {count(row.moving_from, 'shard')} to {row.shard_count}"
+        return look(text, f"If nobody is moving them: fairq cluster set --shard-count {row.shard_count}")
+    return ok("nothing is overdue")
 
 
 def judge_schedules(row: queries.CheckSchedulesRow) -> Finding:
@@ -407,37 +407,37 @@ def judge_schedules(row: queries.CheckSchedulesRow) -> Finding:
         return wrong(f"{late} late, by up to {span(row.behind)}: nobody fires them", _BY_THE_WAY)
     if row.unplanned:
         text = f"{count(row.unplanned, 'schedule')} by cron not planned: nobody reads cron expressions"
-        return wrong(text, "Workers do it by the way. SQL alone cannot: let fairq maintain run once a day.")
+        return wrong(text, "Workers do. SQL alone cannot: without workers, run fairq maintain once a day.")
     if row.problems:
         more = f"; and {row.problems - 1} more" if row.problems > 1 else ""
-        return look(f"{row.problem}{more}", "fairq schedules shows them, fairq schedules set mends them.")
+        return look(f"{row.problem}{more}", "fairq schedules shows them, fairq schedules set changes them.")
     return ok(f"{count(row.schedules, 'schedule')}, none late")
 
 
 def judge_history(has_tomorrow: bool) -> Finding:
-    """Days are dropped whole. What ends on a day without a partition of its own is removed row by row."""
+    """The partitions of days are dropped whole. Without one, history is removed row by row."""
     if has_tomorrow:
         return ok("the coming days have their partitions")
-    remedy = "fairq maintain makes a week of them, and so do workers: none has run yet, or not for a week."
+    remedy = "Workers and fairq maintain make them for a week ahead: neither has run in the last week."
     return look("there is no partition for tomorrow", remedy)
 
 
-# --- What the rest of the server does to us --------------------------------------------------------
+# --- The rest of the server ------------------------------------------------------------------------
 
 
 def judge_horizon(found: Sequence[queries.CheckHorizonRow]) -> Finding:
     held = [each for each in found if _holds(each)]
     if not held:
-        return ok("nothing keeps dead rows from being removed")
+        return ok("nothing keeps PostgreSQL from removing dead rows")
     worst, handle = held[0], held[0].handle
     since = span(worst.held_for) if worst.held_for else f"{worst.age:,} transactions"
     more = f"; and {len(held) - 1} more" if len(held) > 1 else ""
-    text = f"{worst.who} holds the xmin horizon for {since}{more}: dead rows pile up in every table"
+    text = f"{worst.who} has held the xmin horizon for {since}{more}: dead rows pile up in every table"
     remedy = {
         "session": f"Let it end, or: select pg_terminate_backend({handle});",
-        "prepared": f"Decide it: commit prepared {handle}; or: rollback prepared {handle};",
-        # By hand it might end otherwise than on the other nodes.
-        "citus": f"Leave it to Citus. Is the node of group {handle} in pg_dist_node back? Then, there: "
+        "prepared": f"End it: commit prepared {handle}; or: rollback prepared {handle};",
+        # Ended by hand, it might end differently on the other nodes.
+        "citus": f"Leave it to Citus. When the node of group {handle} in pg_dist_node is back, run there: "
         "select recover_prepared_transactions();",
         "slot": "Is that replica slow, or does it run a long report with hot_standby_feedback on?",
         "idle slot": f"Nobody reads it. If it is not needed: select pg_drop_replication_slot({handle});",
@@ -454,22 +454,22 @@ def _holds(row: queries.CheckHorizonRow) -> bool:
 
 def _judge_notices(row: queries.CheckSessionRow, dsn: str) -> Finding:
     if row.standby:
-        return Finding("unknown", "a standby takes neither LISTEN nor NOTIFY", "Ask the primary.")
+        return Finding("unknown", "a standby accepts neither LISTEN nor NOTIFY", "Check the primary.")
     try:
         return judge_listen(_hears(dsn))
     except psycopg.errors.ProgramLimitExceeded as exc:
-        text = f"NOTIFY fails, and with it enqueueing into queues that announce new work: {_why(exc)}"
+        text = f"NOTIFY fails, and with it enqueueing in queues that announce new tasks: {_why(exc)}"
         return wrong(text, "See connections below. Until then: fairq queues set NAME --no-notify")
 
 
 def _hears(dsn: str) -> bool:
-    """Whether a notification comes through on a connection like those of workers."""
+    """Whether a notification arrives on a connection like those of workers."""
     channel = f"fairq_doctor_{secrets.token_hex(8)}"
     with contextlib.closing(connect(dsn)) as listener, contextlib.closing(connect(dsn)) as speaker:
         listener.execute(psycopg.sql.SQL("listen {}").format(psycopg.sql.Identifier(channel)))
         speaker.execute("select pg_notify(%s, 'hello')", (channel,))
         heard = bool(list(listener.notifies(timeout=LISTEN_SECONDS, stop_after=1)))
-        # A pooler hands out the session used last first, mostly.
+        # A pooler mostly hands out the session that was used last.
         for _ in range(1 if heard else 20):
             listener.execute(psycopg.sql.SQL("unlisten {}").format(psycopg.sql.Identifier(channel)))
         return heard
@@ -477,20 +477,20 @@ def _hears(dsn: str) -> bool:
 
 def judge_listen(heard: bool) -> Finding:
     if heard:
-        return ok("notifications come through")
+        return ok("notifications arrive")
     return look(
-        "LISTEN is accepted and silent: a pooler in transaction mode is in between",
-        "Workers poll then, and start tasks later. Give them a direct connection for listening: fairq work "
+        "LISTEN is accepted, but no notification arrives: a pooler in transaction mode is in between",
+        "Workers then poll, and start tasks later. Give them a direct connection to listen on: fairq work "
         "--listen-dsn.",
     )
 
 
 def judge_connections(row: queries.CheckConnectionsRow) -> Finding:
     if row.queue > 0.5:
-        remedy = "A session that listens stays in a transaction: find it in pg_stat_activity, and end it."
+        remedy = "A listening session stays in a transaction: find it in pg_stat_activity, and end it."
         if row.idler:
-            remedy += f" Longest idle in one: select pg_terminate_backend({row.idler});"
-        return wrong(f"the server's queue of notifications is {row.queue:.0%} full", remedy)
+            remedy += f" The longest idle one: select pg_terminate_backend({row.idler});"
+        return wrong(f"the server's notification queue is {row.queue:.0%} full", remedy)
     text = f"{row.used} of {row.most} in use"
     if row.used > 0.9 * row.most:
         remedy = "Put a pooler in front (docs: fairq works behind PgBouncer), or raise max_connections."
@@ -506,7 +506,6 @@ def judge_dead_rows(found: Sequence[queries.CheckDeadRowsRow]) -> Finding:
         return ok(f"at most {worst.dead:,} in a table, in {worst.name}")
     when = f"vacuumed {plain(worst.last_autovacuum)}" if worst.last_autovacuum else "never vacuumed"
     return look(
-        f"{worst.dead:,} in {worst.name}, beside {worst.live:,} living; {when}",
-        "The queue stays fast all the same, the disk fills up. See horizon above; then: "
-        f"vacuum fairq.{worst.name};",
+        f"{worst.dead:,} in {worst.name}, beside {worst.live:,} live ones; {when}",
+        f"The queue stays fast, but the disk fills up. See horizon above; then: vacuum fairq.{worst.name};",
     )

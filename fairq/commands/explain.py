@@ -44,8 +44,8 @@ limit 1
 @command(codes={1: "no such task"}, rights="fairq_observe")
 @click.argument("task_id", metavar="ID", type=ident)
 def explain(task_id: int) -> None:
-    """The reason is the engine's own: promotion and this command ask the same function. Its attempts follow,
-    and the errors that they ended with. Payloads are not shown.
+    """The reason is the engine's own: promotion and this command use the same function. Then come the task's
+    attempts, with their errors. Payloads are not shown.
 
     fairq explain 42
     fairq explain 42 --json | jq -r .reason
@@ -70,7 +70,7 @@ def explanation(conn: Connection, task_id: int) -> dict[str, Any]:
 
 
 def told_attempts(found: dict[str, Any]) -> list[dict[str, Any]]:
-    """How each ended, and how the task did."""
+    """The ended attempts, the last one included."""
     attempts = list(found["attempts"])
     if found.get("finished_at"):
         last = {key: found.get(key) for key in ("attempt", "worker_id", "started_at", "error")}
@@ -122,12 +122,12 @@ def _render(found: dict[str, Any], now: Any) -> list[RenderableType]:
         if text := told(each["error"]):
             parts.append(Padding(Text(clean(text)), (0, 0, 0, 5)))
     if attempts and not found["shows_errors"]:
-        parts.append(Text("  (This role may not read errors; fairq_admin may.)", "dim"))
+        parts.append(Text("  (Only fairq_admin may read errors.)", "dim"))
     return parts
 
 
 def _facts(found: dict[str, Any], kind: type[T]) -> dict[str, T]:
-    """What is known of a task and shown as it is, its texts or its times. The reason tells the others."""
+    """A task's texts, or its times, that are shown as they are. The reason says the rest."""
     names = {"group_key": "group", "user_key": "user", "finished_at": "ended"}
     return {
         names.get(name, name.removesuffix("_at").replace("_", " ")): found[name]

@@ -1,4 +1,4 @@
-"""`fairq maintain`: the upkeep that workers do by the way, for installations where nobody else does it."""
+"""`fairq maintain`: the upkeep, which workers also run."""
 
 from __future__ import annotations
 
@@ -23,8 +23,9 @@ DONE = {
     "expired": ("task expired", "tasks expired"),
     "fired": ("schedule fired", "schedules fired"),
     "promoted": ("task promoted", "tasks promoted"),
-    "swept": ("old row swept", "old rows swept"),
+    "swept": ("old row deleted", "old rows deleted"),
     "partitions": ("partition made or dropped", "partitions made or dropped"),
+    "parts": ("part of the ledger written", "parts of the ledger written"),
     "failed": ("part failed, see fairq doctor", "parts failed, see fairq doctor"),
 }
 
@@ -32,10 +33,10 @@ DONE = {
 @command(codes={1: "a part failed"}, rights="fairq_work or fairq_admin")
 @option("--every TIME", "Repeat with this pause until Ctrl-C or TERM.", type=duration)
 def maintain(every: timedelta | None) -> None:
-    """It takes tasks from lost workers, ends what expired, fires schedules, promotes what is due, sweeps old
-    rows, and makes and drops the history's partitions. Workers do the same by the way: you need this only
-    where none run, or from cron. Any number may run at once; one works, the others return at once. A part
-    that fails holds up no other one; fairq doctor says why it does.
+    """It takes tasks from lost workers, ends expired tasks, fires schedules, promotes what is due, deletes
+    old rows, and makes and drops the history's partitions. Workers do the same, so you need this only where
+    none run. If several run at once, one works and the others return immediately. A part that fails does not
+    stop the others; fairq doctor says why it failed.
 
     fairq maintain
     fairq maintain --every 5s
@@ -43,7 +44,7 @@ def maintain(every: timedelta | None) -> None:
     if every is not None and every.total_seconds() < 0.1:
         raise click.UsageError("--every needs at least 100ms.")
     if every is not None:
-        # As for Ctrl-C: the first process of a container is not ended by a TERM that nobody handles.
+        # Ends like Ctrl-C. A container's first process ignores a TERM that it does not handle.
         signal.signal(signal.SIGTERM, signal.default_int_handler)
     with session() as conn, contextlib.suppress(KeyboardInterrupt):
         while True:
@@ -58,7 +59,7 @@ def maintain(every: timedelta | None) -> None:
 
 
 def _round(conn: Connection) -> dict[str, Any]:
-    """All parts, each in a transaction of its own."""
+    """Run all parts, each in a transaction of its own."""
     done: Counter[str] = Counter()
     plan_due(conn, 1000)
     for part in workers.upkeep_parts(conn):
@@ -70,4 +71,4 @@ def _round(conn: Connection) -> dict[str, Any]:
 
 def _text(done: dict[str, Any]) -> str:
     parts = [count(amount, *DONE.get(name, (name, name))) for name, amount in done.items() if amount]
-    return f"{', '.join(parts)}." if parts else "Nothing to do, or another one is at it."
+    return f"{', '.join(parts)}." if parts else "Nothing to do, or somebody else is doing it."

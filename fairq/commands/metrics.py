@@ -1,4 +1,4 @@
-"""`fairq metrics`: what a monitoring system wants to know."""
+"""`fairq metrics`: metrics for Prometheus."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ from fairq.commands.common import session, show
 @amount(
     "--groups",
     20,
-    "How many groups have series of their own, over all queues: those most behind, or waiting longest.",
+    "How many groups get their own series, over all queues: those most behind or waiting longest.",
     least=0,
     most=1000,
 )
 def metrics(groups: int) -> None:
-    """From the database alone, for all workers: let one exporter ask. fairq web serves the same at /metrics.
+    """They come from the database and cover all workers, so one exporter is enough. fairq web serves the same
+    at /metrics.
 
     fairq metrics
     fairq metrics > fairq.prom     for the textfile collector of node_exporter

@@ -18,51 +18,51 @@ from fairq.worker.loading import load_app
 @command(
     codes={
         1: "behind (--check)",
-        3: "database cannot be reached or refused",
+        3: "database cannot be reached, or refused",
         4: "database is newer than this fairq",
-        5: "a lock was not to be had",
+        5: "got no lock",
         6: "would lose data",
     }
 )
 @option(
     "--to REVISION",
-    "Where to go: head (default), base, or a revision such as 0003, also a lower one.",
+    "The target: head (default), base, or a revision such as 0003; also a lower one.",
     default=install.HEAD,
     show_default=False,
 )
 @option(
     "--app MODULE[:APP]",
-    "Then create the queues that this app declares, and tell the database what its tasks declare.",
+    "Then create this app's queues and schedules, and store what its tasks declare.",
 )
-@option("--check", "Change nothing; exit 1 when the database is not at the revision.")
+@option("--check", "Change nothing; exit 1 if the database is not at the revision.")
 @option("--sql as_sql", "Print the SQL from base instead of running it; needs no database.")
 @amount(
     "--lock-timeout",
     3.0,
-    "How long to wait for a lock at a time; statements of your application wait behind us.",
+    "How long to wait for a lock each time; your application's statements queue behind it.",
     least=0.01,
     most=None,
 )
-@amount("--patience", 300.0, "How long to keep trying while somebody holds a lock.", least=0, most=None)
+@amount("--patience", 300.0, "How long to keep trying to get a lock.", least=0, most=None)
 def migrate(
     to: str, app: str | None, check: bool, as_sql: bool, lock_timeout: float, patience: float
 ) -> None:
-    """Every step is one transaction. Any number of these may run at once, for example one in each new
-    container: the others wait and find the work done. A database that is newer than this fairq is refused.
+    """Each step is one transaction. Any number may run at once, for example one in each new container: the
+    others wait and find the work done. A database that is newer than this fairq is refused.
 
-    fairq migrate                    to the newest revision
-    fairq migrate --app myapp.tasks  and the queues that the app declares
-    fairq migrate --check            is there something to do? (for health checks)
-    fairq migrate --sql | psql       the same as plain SQL
-    fairq migrate --to base          take it out; refused while there are tasks
+    fairq migrate                    migrate to the newest revision
+    fairq migrate --app myapp.tasks  also create the app's queues
+    fairq migrate --check            check whether there is something to do
+    fairq migrate --sql | psql       do the same with plain SQL
+    fairq migrate --to base          remove fairq; refused while there are tasks
     """
     if check and as_sql:
-        raise click.UsageError("--check asks a database and --sql needs none: use one of them.")
+        raise click.UsageError("--check and --sql exclude each other.")
     if as_sql:
         click.echo(install.script(install.BASE, to), nl=False)
         return
     if app and (check or as_sql or to != install.HEAD):
-        raise click.UsageError("--app installs into a database at the newest revision: leave out the others.")
+        raise click.UsageError("--app excludes --check, --sql and --to: it needs the newest revision.")
     where = resolve(named_dsn())
     if check:
         _check(where, to)
@@ -81,17 +81,17 @@ def migrate(
         ],
     }
     if done.steps:
-        how = f"now ({time.monotonic() - started:.1f} s)"
+        how = f"now at {version} ({time.monotonic() - started:.1f} s)"
     elif done.before != done.after:
-        how = "now; another fairq migrate did it"
+        how = f"now at {version}; another fairq migrate did it"
     else:
-        how = "already; nothing to do"
-    text = f"{describe(where)} is at {version} {how}."
+        how = f"already at {version}"
+    text = f"{describe(where)} is {how}."
     if declared is not None:
         with psycopg.connect(where, prepare_threshold=None) as conn:
             declared.install(conn)
         document["queues"] = declared.queues
-        text += f"\nThe app has its queues: {', '.join(declared.queues)}."
+        text += f"\nThe app's queues exist: {', '.join(declared.queues)}."
     show(document, text)
 
 
@@ -112,14 +112,14 @@ def _check(dsn: str, to: str) -> None:
         show(document, f"{describe(dsn)} is at {here}.")
         return
     command = "fairq migrate" if to == install.HEAD else f"fairq migrate --to {to}"
-    side = "behind" if steps[0].direction == "up" else "ahead"
+    side = "behind" if steps[0].direction == "up" else "ahead of"
     far = count(len(steps), "step")
-    show(document, f"{describe(dsn)} is at {here}, {far} {side} of {there}. Run: {command}")
+    show(document, f"{describe(dsn)} is at {here}, {far} {side} {there}. Run: {command}")
     raise click.exceptions.Exit(Exit.NO)
 
 
 def _report(event: install.Applied | install.Waiting) -> None:
-    """One line per event, on stderr: for people who watch, and for the log of a deployment."""
+    """Print a line on stderr."""
     if wants_json():
         return
     if isinstance(event, install.Applied):
@@ -133,14 +133,14 @@ def _report(event: install.Applied | install.Waiting) -> None:
 
 
 @command(codes={2: "wrong usage, or no such revision"}, dsn=False, json=False)
-@option("--from start REVISION", "Where the database is.", default=install.BASE)
-@option("--to REVISION", "Where it should go.", default=install.HEAD)
+@option("--from start REVISION", "The database's revision.", default=install.BASE)
+@option("--to REVISION", "The target.", default=install.HEAD)
 def sql(start: str, to: str) -> None:
-    """For psql, or a migration tool of your own. Each step is one transaction, takes the same lock as `fairq
-    migrate`, refuses a database at another revision, and writes the new one down, so both ways can be mixed.
+    """For psql, or your own migration tool. Each step is one transaction, takes the same lock as `fairq
+    migrate`, refuses a database at another revision, and records the new one, so you can mix both ways.
 
     fairq sql | psql -v ON_ERROR_STOP=1 "$FAIRQ_DSN"
     fairq sql --from 0001 --to 0003 > V42__fairq.sql
-    fairq sql --from 0003 --to 0002            the way back
+    fairq sql --from 0003 --to 0002            downgrade
     """
     click.echo(install.script(start, to), nl=False)

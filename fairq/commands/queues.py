@@ -1,4 +1,4 @@
-"""What there is and its settings: queues, groups, keys, the cluster; to pause, resume, drain, rebuild."""
+"""Commands for queues, groups, keys and the cluster."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ from fairq.queries import settings as queries
 @click.pass_context
 def queues(ctx: click.Context) -> None:
     """
-    fairq queues                                  all of them, with their settings
-    fairq queues create docs --max-attempts 3     a new queue
+    fairq queues                                  list queues and their settings
+    fairq queues create docs --max-attempts 3     create a queue
     fairq queues set docs --retention 30d --no-notify
-    fairq queues usage mail                       how much of its rate is used
+    fairq queues usage mail                       show its rate and what is used
     """
     if ctx.invoked_subcommand is not None:
         return
@@ -70,7 +70,7 @@ def queues(ctx: click.Context) -> None:
 
 
 def _besides(row: Mapping[str, Any]) -> Iterator[str]:
-    """What few queues have."""
+    """Settings that differ from the defaults."""
     if row["ready_target"]:
         yield f"{row['ready_target']:,} ready"
     if row["weight"] != 1:
@@ -118,7 +118,7 @@ def queue_settings(conn: Connection, queue: str | None = None) -> list[dict[str,
 def group_settings(
     conn: Connection, queue: str, group_key: str | None = None, user: str | None = None
 ) -> list[dict[str, Any]]:
-    """Groups with settings of their own, or, with a user, that one."""
+    """The settings of groups that have their own, or of one user."""
     query = """
         select g.* from fairq.groups g
         where g.queue = %(queue)s and (%(group_key)s::text is null or g.group_key = %(group_key)s)
@@ -141,24 +141,23 @@ def cluster_settings(conn: Connection) -> dict[str, Any]:
 def set_queue(name: str, **options: Any) -> None:
     """Change the settings of a queue.
 
-    What you do not name stays as it is. The change takes effect with the next promotion, which the next pop
-    makes.
+    Settings that you do not name stay unchanged. The change takes effect with the next pop.
 
     fairq queues set docs --max-attempts 3 --retry-base 5s --retry-cap 1h
     fairq queues set docs --group-max-running 2      two of each tenant at once
     fairq queues set mail --rate-limit 100 --rate-period 1m
-    fairq queues set mail --reset rate-limit         no limit any more
+    fairq queues set mail --reset rate-limit         remove the limit
     """
     _configure_queue(name, options, new=False)
 
 
-@command("create", parent=queues, codes={1: "refused, or there is one of that name"}, rights="fairq_admin")
+@command("create", parent=queues, codes={1: "refused, or it exists"}, rights="fairq_admin")
 @click.argument("name")
 @settings_options(policies.QueueSettings)
 def create_queue(name: str, **options: Any) -> None:
     """Create a queue.
 
-    In a program: `app.queue(…)`, and `fairq migrate --app` creates it.
+    A program declares queues with `app.queue(…)`, and `fairq migrate --app` creates them.
 
     fairq queues create docs --max-attempts 3 --group-max-running 2
     """
@@ -188,7 +187,7 @@ def _name(queue: str, group_key: str | None, user: str | None = None) -> str:
 def _facts(row: Mapping[str, Any], *hidden: str, whole: bool = False) -> RenderableType:
     shown = {key: value for key, value in row.items() if key not in hidden and (whole or value is not None)}
     lines = [f"  {key.replace('_', ' ')}: {_cell(value)}" for key, value in shown.items()]
-    return Text("\n".join(lines) or "  It has no settings of its own any more.")
+    return Text("\n".join(lines) or "  It has no settings of its own.")
 
 
 def _cell(value: Any) -> str:
@@ -205,13 +204,13 @@ def _cell(value: Any) -> str:
 def _naming(
     queue: str, group_key: str | None = None, user: str | None = None
 ) -> Iterator[tuple[Connection, str]]:
-    """A transaction, and what to say of a group that nobody has heard of: a misspelt one is no error."""
+    """A transaction, and a note if the group is unknown, which is no error but may be a misspelling."""
     if user is not None and group_key is None:
-        raise click.UsageError("--user names a user of a group: add --group.")
+        raise click.UsageError("--user needs --group.")
     with session() as conn, conn.transaction():
         is_known = inspection.group_is_known(conn, queue=queue, group_key=group_key or "")
         is_known = is_known or group_key is None
-        yield conn, "" if is_known else " It has neither tasks nor settings: is that its name?"
+        yield conn, "" if is_known else " It has neither tasks nor settings: is the name right?"
 
 
 only_user = option("--user USER", "Only this user of the group.")
@@ -225,8 +224,8 @@ only_user = option("--user USER", "Only this user of the group.")
 @amount("--limit", 20, "How many groups, busiest first.")
 @click.pass_context
 def groups(ctx: click.Context, queue: str, limit: int) -> None:
-    """A group is a tenant. It needs no registration: it is listed while it has live tasks, or settings of its
-    own.
+    """A group is a tenant. It needs no registration, and is listed while it has live tasks or its own
+    settings.
 
     fairq groups
     fairq groups --queue docs --limit 5
@@ -254,11 +253,11 @@ def groups(ctx: click.Context, queue: str, limit: int) -> None:
             )
             for row in own[:limit]
         ]
-        parts += [Text(), table("Settings of their own", ("group", ">?weight", "~?limits", "~?state"), cells)]
+        parts += [Text(), table("Groups' own settings", ("group", ">?weight", "~?limits", "~?state"), cells)]
     show({"queue": queue, "groups": found.groups, "settings": own[:limit]}, *parts)
 
 
-# The queue may be named before the subcommand or after it.
+# --queue may stand before the subcommand or after it.
 of_a_group = together(
     click.argument("group_key", metavar="GROUP"),
     option("--queue NAME", "The queue. Default: default.", callback=lambda ctx, _, value: value or ctx.obj),
@@ -272,19 +271,18 @@ of_a_group = together(
 def set_group(group_key: str, queue: str, user: str | None, **options: Any) -> None:
     """Change the settings of a group, or of one of its users.
 
-    What you do not name stays as it is; what a group has none of, its queue says. The change takes
-    effect with the next promotion.
+    Settings that you do not name stay unchanged. For those that a group lacks, its queue's hold. The change
+    takes effect with the next promotion.
 
-    fairq groups set bob --weight 3                  three in every round, not one
+    fairq groups set bob --weight 3                  three tasks in every round
     fairq groups set bob --max-running 5 --queue docs
     fairq groups set bob --rate-limit 10 --rate-period 1m --rate-burst 20
-    fairq groups set bob --reset weight --reset rate-limit
-                                                     the queue's own again
-    fairq groups set bob --user jane --weight 2      twice what others get
+    fairq groups set bob --reset weight              use the queue's weight again
+    fairq groups set bob --user jane --weight 2      twice what other users get
     """
     chosen = named(options)
     with _naming(queue, group_key, user) as (conn, note):
-        note = note and " It has no tasks yet: is that its name?"
+        note = note and " It has no tasks yet: is the name right?"
         if user is None:
             policies.configure_group(conn, queue, group_key, **chosen)
         else:
@@ -298,15 +296,15 @@ def set_group(group_key: str, queue: str, user: str | None, **options: Any) -> N
 @of_a_group
 @option("--yes", "Do not ask.")
 def purge_group(group_key: str, queue: str, yes: bool) -> None:
-    """Cancel everything that a group has waiting.
+    """Cancel all waiting tasks of a group.
 
-    Running tasks go on; cancel those by their ids. The tasks end as cancelled, and can be retried one by one.
+    Running tasks go on; cancel those by their ids. Cancelled tasks can be retried one by one.
 
     fairq groups purge bob
     fairq groups purge bob --queue docs --yes
     """
     if asks(yes):
-        question = f"Cancel all that group {clean(group_key)} has waiting in queue {clean(queue)}?"
+        question = f"Cancel all waiting tasks of group {clean(group_key)} in queue {clean(queue)}?"
         click.confirm(question, abort=True)
     with _naming(queue, group_key) as (conn, note):
         ended = policies.purge_group(conn, queue, group_key)
@@ -326,13 +324,12 @@ def _show_usage(queue: str, group_key: str | None = None) -> None:
     document: dict[str, Any] = {"queue": queue, "group_key": group_key, "rate_limit": None}
     if found is not None:
         document = dataclasses.asdict(found)
-        burst = (
-            f"Of the burst {count(found.used, 'is', 'are')} used, {count(found.available, 'is', 'are')} free"
-        )
+        used, free = count(found.used, "is", "are"), count(found.available, "is", "are")
+        burst = f"Of the burst, {used} used and {free} free"
         if found.next_at:
             burst += f"; the next task may start in {span(found.next_at - now)}"
         if found.full_at:
-            burst += f"; all of it is free in {span(found.full_at - now)}"
+            burst += f"; the whole burst is free in {span(found.full_at - now)}"
         rate = f"{found.rate_limit} per {span(found.rate_period)}, burst {found.rate_burst}"
         lines += [f"{of} has a rate of {rate}.", f"{burst}."]
     if group_key is not None:
@@ -340,10 +337,10 @@ def _show_usage(queue: str, group_key: str | None = None) -> None:
     if budget is not None:
         lines += [
             f"{of} has a budget of {budget.budget:g} per {span(budget.budget_period)}.",
-            f"Of it {budget.spent:g} are spent, {budget.reserved:g} expected of what runs, "
+            f"{budget.spent:g} are spent, {budget.reserved:g} reserved for running tasks, "
             f"{budget.available:g} left; it renews in {span(budget.renews_at - now)}.",
         ]
-    lines = lines or [f"{of} has no {'rate' if group_key is None else 'rate and no budget'}."]
+    lines = lines or [f"{of} has no rate{'' if group_key is None else ' and no budget'}."]
     show(document, "\n".join(lines) + note)
 
 
@@ -358,7 +355,7 @@ def _reset_rate(queue: str, group_key: str | None = None) -> None:
 def queue_usage(name: str) -> None:
     """Show how much of a queue's rate is used.
 
-    And when the next task may start.
+    Also shows when the next task may start.
 
     fairq queues usage mail
     """
@@ -368,7 +365,7 @@ def queue_usage(name: str) -> None:
 @command("reset-rate", parent=queues, codes={1: "no such queue"}, rights="fairq_admin")
 @click.argument("name")
 def reset_queue_rate(name: str) -> None:
-    """Forget what was used of a queue's rate. A full burst may start at once.
+    """Reset a queue's rate. A full burst may then start at once.
 
     fairq queues reset-rate mail
     """
@@ -378,9 +375,9 @@ def reset_queue_rate(name: str) -> None:
 @command("usage", parent=groups, codes={1: "no such queue"}, rights="fairq_observe")
 @of_a_group
 def group_usage(group_key: str, queue: str) -> None:
-    """Show how much of a group's rate and of its budget is used.
+    """Show how much of a group's rate and budget is used.
 
-    And when its next task may become ready.
+    Also shows when its next task may become ready.
 
     fairq groups usage bob
     fairq groups usage bob --queue mail
@@ -391,28 +388,30 @@ def group_usage(group_key: str, queue: str) -> None:
 # --- Holds -----------------------------------------------------------------------------------------
 
 hold_until = together(
-    option("--until TIME", "When it may go on: +10m, or a time with its zone.", type=when),
-    option("--end", "It may go on now."),
+    option("--until TIME", "Hold until +10m, or a time with its zone.", type=when),
+    option("--end", "End the hold now."),
 )
 
 
 def _until(until: datetime | None, end: bool) -> datetime | None:
     if end == (until is not None):
-        raise click.UsageError("Say --until, or --end.")
+        raise click.UsageError("Pass --until or --end.")
     return until
 
 
 def _held(of: str, until: datetime | None) -> str:
-    return f"{of} is held no more." if until is None else f"{of} is held until {until:%Y-%m-%d %H:%M:%S %Z}."
+    return (
+        f"{of} is no longer held." if until is None else f"{of} is held until {until:%Y-%m-%d %H:%M:%S %Z}."
+    )
 
 
 @command("hold", parent=groups, codes={1: "refused"}, rights="fairq_admin")
 @of_a_group
 @hold_until
 def hold_group(group_key: str, queue: str, until: datetime | None, end: bool) -> None:
-    """Start nothing of a group before a time.
+    """Start no task of a group before a time.
 
-    Running tasks go on. Of several holds the one that ends last counts.
+    Running tasks go on. If there are several holds, the one that ends last counts.
 
     fairq groups hold bob --until +10m
     fairq groups hold bob --end
@@ -427,7 +426,7 @@ def hold_group(group_key: str, queue: str, until: datetime | None, end: bool) ->
 @command("reset-rate", parent=groups, codes={1: "no such queue"}, rights="fairq_admin")
 @of_a_group
 def reset_group_rate(group_key: str, queue: str) -> None:
-    """Forget what was used of a group's rate. A full burst may become ready at once.
+    """Reset a group's rate. A full burst may then become ready at once.
 
     fairq groups reset-rate bob
     fairq groups reset-rate bob --queue mail
@@ -441,7 +440,7 @@ def reset_group_rate(group_key: str, queue: str) -> None:
 @group(codes={1: "refused"}, rights="fairq_observe to look, fairq_admin to change")
 @click.pass_context
 def keys(ctx: click.Context) -> None:
-    """A key needs no settings: of the tasks that have it, one runs at a time.
+    """A key needs no settings: by default, one task with it runs at a time.
 
     fairq keys
     fairq keys set printer-7 --max-running 2
@@ -451,7 +450,7 @@ def keys(ctx: click.Context) -> None:
         return
     with session() as conn:
         found = [(row["group_key"], row["max_running"]) for row in group_settings(conn, "#keys")]
-    nobody = Text("No concurrency key has settings of its own: of each, one task runs at a time.")
+    nobody = Text("No concurrency key has its own settings: one task per key runs at a time.")
     cells = [(key, "1" if most is None else most) for key, most in found]
     show(
         {"keys": [{"concurrency_key": key, "max_running": most} for key, most in found]},
@@ -463,7 +462,7 @@ def keys(ctx: click.Context) -> None:
 @click.argument("key")
 @settings_options(policies.KeySettings)
 def set_key(key: str, **options: Any) -> None:
-    """Say how many tasks with a key may run at once.
+    """Set how many tasks with a key may run at once.
 
     fairq keys set printer-7 --max-running 2
     fairq keys set printer-7 --reset max-running         one at a time again
@@ -472,16 +471,15 @@ def set_key(key: str, **options: Any) -> None:
     with session() as conn, conn.transaction():
         most = policies.configure_key(conn, key, **chosen)["max_running"]
     most = 1 if most is None else most
-    text = f"Of the tasks with key {clean(key)}, {count(most, 'runs', 'run')} at once."
-    none = f"No task with key {clean(key)} is started."
-    show({"concurrency_key": key, "max_running": most}, text if most else none)
+    text = f"{count(most, 'task')} with key {clean(key)} may run at once."
+    show({"concurrency_key": key, "max_running": most}, text)
 
 
 @command("hold", parent=keys, codes={1: "refused"}, rights="fairq_admin")
 @click.argument("key")
 @hold_until
 def hold_key(key: str, until: datetime | None, end: bool) -> None:
-    """Start nothing with a key before a time.
+    """Start no task with a key before a time.
 
     fairq keys hold printer-7 --until +10m
     fairq keys hold printer-7 --end
@@ -502,18 +500,18 @@ def cluster(ctx: click.Context) -> None:
     if ctx.invoked_subcommand is None:
         with session() as conn:
             row = cluster_settings(conn)
-        show(row, Text("Settings of the installation", "bold"), _facts(row, whole=True))
+        show(row, Text("Settings of the cluster", "bold"), _facts(row, whole=True))
 
 
 @command("set", parent=cluster, codes={1: "refused"}, rights="fairq_admin")
 @settings_options(policies.ClusterSettings)
 def set_cluster(**options: Any) -> None:
-    """Change settings of the installation.
+    """Change the settings of the cluster.
 
     A cap on the whole cluster excludes workers that prefetch.
 
-    With another number of shards, groups have to move: one after the other, while everything runs. Should
-    that be interrupted, run the same command again: it goes on.
+    With another number of shards, groups have to move: one after the other, while everything runs. If that is
+    interrupted, run the same command again to go on.
 
     fairq cluster set --max-running 200
     fairq cluster set --reset max-running
@@ -531,7 +529,7 @@ def set_cluster(**options: Any) -> None:
 
 
 def _move_groups(conn: Connection) -> None:
-    """Until all are in their places; how far it has come goes to stderr, every second."""
+    """Move all groups to their homes, and print the progress on stderr every second."""
     told = 0.0
     try:
         while (said := json.loads(queries.move_groups(conn)))["state"] != "done":
@@ -542,7 +540,7 @@ def _move_groups(conn: Connection) -> None:
                 time.sleep(0.02)
     except KeyboardInterrupt:
         console(stderr=True).print(
-            "Interrupted. What has moved stays. Run the same command again for the rest."
+            "Interrupted. Groups that have moved stay moved. Run the same command again for the rest."
         )
         raise
 
@@ -550,9 +548,9 @@ def _move_groups(conn: Connection) -> None:
 def _how_far(said: dict[str, Any]) -> str:
     moved = f"{number(said['groups'] - said['left'])} of {count(said['groups'], 'group')} moved"
     if said["leaving"]:
-        return f"{moved}, {count(said['leaving'], 'waits', 'wait')} for what is in flight to end."
+        return f"{moved}, {count(said['leaving'], 'waits', 'wait')} for tasks in flight to end."
     if said["state"] == "waiting" and said["transactions"]:
-        return f"{moved}. Waiting for {count(said['transactions'], 'transaction')} that began before."
+        return f"{moved}. Waiting for {count(said['transactions'], 'earlier transaction')} to end."
     return f"{moved}."
 
 
@@ -569,7 +567,7 @@ whole_or_group = together(
 @command(codes={1: "no such queue"}, rights="fairq_admin")
 @whole_or_group
 def pause(queue: str, group_key: str | None, user: str | None) -> None:
-    """Running tasks go on, new ones are accepted, none is started. QUEUE is "default" when you name none.
+    """Running tasks go on and new ones are accepted, but none start. QUEUE defaults to "default".
 
     fairq pause docs
     fairq pause docs --group bob
@@ -587,8 +585,8 @@ def pause(queue: str, group_key: str | None, user: str | None) -> None:
 @command(codes={1: "no such queue"}, rights="fairq_admin")
 @whole_or_group
 def resume(queue: str, group_key: str | None, user: str | None) -> None:
-    """A queue that drains takes new tasks again. A queue and its groups are paused apart: to resume one
-    leaves the other as it is.
+    """A draining queue accepts new tasks again. Pauses of a queue and of its groups are independent: resuming
+    one leaves the other paused.
 
     fairq resume docs
     fairq resume docs --group bob
@@ -609,15 +607,15 @@ def resume(queue: str, group_key: str | None, user: str | None) -> None:
 @option("--wait", "Wait until the queue is empty.")
 @option("--timeout TIME", "Wait no longer than this: 30s, 10m.", type=duration)
 def drain(queue: str, wait: bool, timeout: timedelta | None) -> None:
-    """New tasks are refused; those that are there are served to the end, retries and scheduled ones included.
-    QUEUE is "default" when you name none. A transaction that began before may still bring tasks.
+    """The queue refuses new tasks and serves those it has to the end, including retries and scheduled ones.
+    QUEUE defaults to "default". Transactions that began before may still add tasks.
 
     fairq drain docs
     fairq drain docs --wait --timeout 1h
-    fairq resume docs                    it takes new tasks again
+    fairq resume docs                    accept new tasks again
     """
     if timeout is not None and not wait:
-        raise click.UsageError("--timeout belongs to --wait.")
+        raise click.UsageError("--timeout needs --wait.")
     with session() as conn:
         with conn.transaction():
             policies.drain_queue(conn, queue)
@@ -627,26 +625,26 @@ def drain(queue: str, wait: bool, timeout: timedelta | None) -> None:
             if pause <= 0:
                 raise Failure(
                     f"queue {clean(queue)} still has {count(left, 'task')}",
-                    hint=f"It goes on draining. What is left: fairq stats --queue {clean(queue)}",
+                    hint=f"It is still draining. To see what is left: fairq stats --queue {clean(queue)}",
                     code="not_empty",
                 )
             time.sleep(pause)
-    text = f"{count(left, 'task')} left, which are still served." if left else "It is empty."
+    text = f"{count(left, 'task')} left to serve." if left else "It is empty."
     answer = {"queue": queue, "done": "draining", "left": left}
-    show(answer, f"Queue {clean(queue)} takes no new tasks. {text}")
+    show(answer, f"Queue {clean(queue)} accepts no new tasks. {text}")
 
 
 @command(codes={1: "no such queue"}, rights="fairq_admin")
 @click.argument("queue")
 def rebuild(queue: str) -> None:
-    """For a queue that seems wrong: the order is made from the tasks that wait. None of them is lost, none
-    runs twice, and running tasks go on. Groups take their turns from the beginning.
+    """For a queue that seems wrong: this makes the order anew from the waiting tasks. No task is lost or runs
+    twice, and running tasks go on. Groups take their turns from the beginning.
 
     fairq rebuild docs
     """
     with session() as conn, conn.transaction():
         queries.rebuild(conn, queue=queue)
-    _tell(queue, None, "rebuilt", "has a new order, which promotion fills.")
+    _tell(queue, None, "rebuilt", "is rebuilt. Promotion makes the new order.")
 
 
 DRAIN_PAUSE = 0.5  # seconds; each look counts the live tasks

@@ -1,4 +1,4 @@
-"""Tasks that recur: `fairq schedules`."""
+"""`fairq schedules`: tasks that recur."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def stored(
 
 
 def stored_one(conn: Connection, name: str, group_key: str | None) -> dict[str, Any]:
-    """A schedule of that name, of that group; the next to fire, where none is named."""
+    """The schedule of that name and group; without a group, the one that fires next."""
     for found in stored(conn, name, group_key):
         return found
     of = f' of group "{group_key}"' if group_key is not None else ""
@@ -47,17 +47,18 @@ named_of_group = together(click.argument("name"), of_group)
 
 @group(codes={1: "refused, or there is none"}, rights="fairq_observe to look, fairq_admin to change")
 @of_group
-@amount("--limit", 20, "How many, the next to fire first.")
+@amount("--limit", 20, "How many schedules, next to fire first.")
 @click.pass_context
 def schedules(ctx: click.Context, group_key: str | None, limit: int) -> None:
-    """A schedule belongs to a group, whose turns its tasks take. Schedules of many groups may have one name.
+    """A schedule belongs to a group, and its tasks take that group's turns. Schedules of many groups may
+    share a name.
 
     fairq schedules
     fairq schedules preview --cron '30 2 * * *' --time-zone Europe/Berlin
     fairq schedules create report --group bob --cron '0 3 * * *' --kind report
     fairq schedules set report --group bob --spread 1h
-    fairq schedules pause report                  of all groups
-    fairq schedules run report --group bob        now, too
+    fairq schedules pause report                  pause it for all groups
+    fairq schedules run report --group bob        also run it now
     """
     if ctx.invoked_subcommand is not None:
         return
@@ -76,7 +77,7 @@ def schedules(ctx: click.Context, group_key: str | None, limit: int) -> None:
         for row in found
     ]
     columns = ("name", "group", "rule", "next", "?last tick", "?its task", "~?problem")
-    nothing = Text("No schedules. Make one: fairq schedules create NAME --group GROUP --every 1h")
+    nothing = Text("No schedules. Create one: fairq schedules create NAME --group GROUP --every 1h")
     show({"schedules": found}, table(None, columns, cells) if cells else nothing)
 
 
@@ -98,13 +99,13 @@ def _when(row: Mapping[str, Any], now: datetime) -> str:
 @command("preview", parent=schedules, codes={1: "there is none"}, rights="fairq_observe, with NAME")
 @click.argument("name", required=False)
 @of_group
-@option("--cron TEXT", "Instead of a schedule: what this expression says.")
-@option("--time-zone TEXT", "With --cron.", default="UTC")
-@amount("--count", 5, "How many.", most=1000)
+@option("--cron TEXT", "Show the ticks of this expression instead of a schedule's.")
+@option("--time-zone TEXT", "The time zone of --cron.", default="UTC")
+@amount("--count", 5, "How many ticks.", most=1000)
 def preview_schedule(
     name: str | None, group_key: str | None, cron: str | None, time_zone: str, count: int
 ) -> None:
-    """Show the next times of a schedule, or of a cron expression.
+    """Show the next ticks of a schedule, or of a cron expression.
 
     fairq schedules preview report --group bob
     fairq schedules preview --cron '30 2 * * *' --time-zone Europe/Berlin
@@ -115,12 +116,12 @@ def preview_schedule(
     elif cron is not None and name is None:
         times = api.preview_schedule(cron, time_zone=time_zone, count=count)
     else:
-        raise click.UsageError("Name a schedule, or say --cron.")
+        raise click.UsageError("Name a schedule, or pass --cron.")
     show({"times": times}, Text("\n".join(f"{at:%a} {at.isoformat(' ')}" for at in times)))
 
 
 def upcoming(row: Mapping[str, Any], now: datetime, count: int) -> list[datetime]:
-    """The next times of a schedule that is stored, in its zone."""
+    """The next times of a stored schedule, in its time zone."""
     delay = (row["fire_at"] - row["next_tick"]) if row["fire_at"] else timedelta(0)
     ticks = api.ticks_of(row["cron"], row["time_zone"], row["every"], now - delay)
     return [(tick + delay).astimezone(ZoneInfo(row["time_zone"])) for tick in islice(ticks, count)]
@@ -128,8 +129,8 @@ def upcoming(row: Mapping[str, Any], now: datetime, count: int) -> list[datetime
 
 takes_settings = together(
     click.argument("name"),
-    option("--group group_key GROUP", "Whose it is.", required=True),
-    option("--payload JSON", "What its tasks get. Default: null."),
+    option("--group group_key GROUP", "The group of its tasks.", required=True),
+    option("--payload JSON", "The payload of its tasks. Default: null."),
     settings_options(api.ScheduleSettings),
 )
 
@@ -152,13 +153,13 @@ def _change(name: str, group_key: str, payload: str | None, options: dict[str, A
     show(row, f"Schedule {clean(name)} of group {clean(group_key)} {done}; next {_when(row, now)}.")
 
 
-@command("create", parent=schedules, codes={1: "refused, or there is one"}, rights="fairq_admin")
+@command("create", parent=schedules, codes={1: "refused, or it exists"}, rights="fairq_admin")
 @takes_settings
 def create_schedule(name: str, group_key: str, payload: str | None, **options: Any) -> None:
     """Create a schedule.
 
-    It says when by --cron, with a time zone, or by --every. In a program: `@app.task(schedule=…)`, and
-    `fairq migrate --app` creates it.
+    Pass --cron with a time zone, or --every. A program declares schedules with `@app.task(schedule=…)`, and
+    `fairq migrate --app` creates them.
 
     fairq schedules create report --group bob --kind report --cron '0 3 * * *'
     fairq schedules create ping --group system --every 10s --missed skip
@@ -171,8 +172,8 @@ def create_schedule(name: str, group_key: str, payload: str | None, **options: A
 def set_schedule(name: str, group_key: str, payload: str | None, **options: Any) -> None:
     """Change a schedule.
 
-    What you do not name stays as it is. A new rule counts from now on. What an app declares, its next
-    deployment says again.
+    Settings that you do not name stay unchanged. A new rule counts from now on. The next `fairq migrate
+    --app` of an app that declares the schedule overwrites your changes.
 
     fairq schedules set report --group bob --spread 1h
     fairq schedules set report --group bob --every 1d --reset cron
@@ -190,7 +191,7 @@ def _do(function: Callable[..., int], done: str, name: str, group_key: str | Non
 @command("pause", parent=schedules, codes={1: "there is none"}, rights="fairq_admin")
 @named_of_group
 def pause_schedule(name: str, group_key: str | None) -> None:
-    """Stop a schedule until it is resumed; without --group, those of all groups.
+    """Stop a schedule until it is resumed. Without --group, it stops for all groups.
 
     fairq schedules pause report
     """
@@ -200,7 +201,7 @@ def pause_schedule(name: str, group_key: str | None) -> None:
 @command("resume", parent=schedules, codes={1: "there is none"}, rights="fairq_admin")
 @named_of_group
 def resume_schedule(name: str, group_key: str | None) -> None:
-    """Let a paused schedule go on. What it missed is not made up for.
+    """Resume a paused schedule. Missed ticks are not made up for.
 
     fairq schedules resume report
     """
@@ -210,7 +211,7 @@ def resume_schedule(name: str, group_key: str | None) -> None:
 @command("remove", parent=schedules, codes={1: "there is none"}, rights="fairq_admin")
 @named_of_group
 def remove_schedule(name: str, group_key: str | None) -> None:
-    """Remove a schedule; without --group, those of all groups. Tasks that it created stay.
+    """Remove a schedule. Without --group, it is removed for all groups. Tasks that it created stay.
 
     fairq schedules remove report --group bob
     """
@@ -220,7 +221,7 @@ def remove_schedule(name: str, group_key: str | None) -> None:
 @command("run", parent=schedules, codes={1: "there is none, or refused"}, rights="fairq_admin")
 @named_of_group
 def run_schedule(name: str, group_key: str | None) -> None:
-    """Create a task now, beside the ticks; without --group, one for each group. The ids are printed.
+    """Create a task of a schedule now. Without --group, one for each group. Prints the ids.
 
     fairq schedules run report --group bob
     """

@@ -1,4 +1,4 @@
-"""Options of a command made from the settings that a function of `fairq.policies` takes: none is missing."""
+"""The options of a command, made from the settings or options that a typed dict declares."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def settings_options(settings: Any) -> Decorator:
     known = options_of(settings)
     reset = option(
         "--reset NAME",
-        "Take a setting away, so that the default holds: --reset max-running. May be repeated.",
+        "Take a setting away, so that its default holds: --reset max-running. May be repeated.",
         type=click.Choice([name.replace("_", "-") for name in known]),
         multiple=True,
     )
@@ -28,7 +28,7 @@ def settings_options(settings: Any) -> Decorator:
 
 
 def task_options() -> Decorator:
-    """One option for each that a task may be told: --run-at TIME, --headers JSON."""
+    """One option per task option: --run-at TIME, --headers JSON."""
     known = options_of(EnqueueOptions)
     first = (declared_option(name, known[name], default=DEFAULTS[name]) for name in DEFAULTS)
     others = (declared_option(name, known[name]) for name in known if name not in DEFAULTS)
@@ -36,7 +36,7 @@ def task_options() -> Decorator:
 
 
 def declared_option(name: str, declared: Option, **given: Any) -> Decorator:
-    """The option of a command that a field of a typed dict declares."""
+    """The command's option for a field of a typed dict."""
     flag = name.replace("_", "-")
     if declared.type is bool:
         return click.option(f"--{flag}/--no-{flag}", name, default=None, help=declared.help)
@@ -58,7 +58,7 @@ _TYPES: dict[Any, tuple[str, Any]] = {
 
 
 def named(options: Mapping[str, Any], *, may_be_none: bool = False) -> dict[str, Any]:
-    """The settings that were named, None for those to take away. None at all is a question, not a change."""
+    """The named settings; None for those to take away."""
     found: dict[str, Any] = dict.fromkeys(name.replace("-", "_") for name in options["reset"])
     found |= {name: value for name, value in options.items() if name != "reset" and value is not None}
     if not found and not may_be_none:

@@ -14,13 +14,13 @@ from fairq.ledger import Fairness, Share
 
 
 @command(codes={1: "no such queue"}, rights="fairq_observe")
-@option("--queue NAME", "Of which queue.", default="default")
+@option("--queue NAME", "The queue.", default="default")
 @option("--since TIME", "How far back to look.", type=duration, default="10m")
-@amount("--groups", 20, "How many groups, those first that are most behind or received most.")
+@amount("--groups", 20, "How many groups: those most behind or with the most received.")
 def shares(queue: str, since: timedelta, groups: int) -> None:
-    """Of each tenant what it received of all, what it was due by weight, and how far it is behind: its debt,
-    which never is more than its bound. How long its tasks waited (half of them, 95 in 100), how many wait
-    now, and when they will be through.
+    """For each tenant: the part it received, the part it was due by weight, and how far it is behind (its
+    debt, never more than its bound). Also how long its tasks waited (median and 95 %), how many wait now, and
+    when they will be done.
 
     fairq shares
     fairq shares --queue docs --since 1h --groups 5
@@ -50,7 +50,7 @@ def _render(queue: str, since: timedelta, found: list[Share], fair: Fairness) ->
         )
         for each, part in ((part.share, part) for part in ledger.parts(found).values())
     ]
-    columns = ("group", ">got", ">due", ">debt", ">wait", ">95 %", ">waiting", ">through in")
+    columns = ("group", ">got", ">due", ">debt", ">wait", ">95 %", ">waiting", ">done in")
     parts: list[RenderableType] = [table(f"Queue {clean(queue)}, last {span(since)}", columns, rows)]
     held_back = [Text(clean(each.limited_by)) for each in found if each.limited_by]
     if held_back:
@@ -63,7 +63,7 @@ def percent(part: float | None) -> str:
 
 
 def debt(each: Share | None) -> Text:
-    """How far it is behind, and how far it may be."""
+    """The debt and its bound, red above the bound."""
     if each is None or each.debt is None or each.bound is None:
         return Text()
     return Text(f"{each.debt:.3g} of {each.bound:.3g}", "bold red" if (each.debt_ratio or 0) > 1 else "")
@@ -85,5 +85,5 @@ def _sum(fair: Fairness) -> Text:
     else:
         text = Text(f"The order holds: the largest debt is {fair.worst_debt:.2f} of its bound.", "green")
     if fair.newcomer_p99 is not None:
-        text.append(f" Newcomers waited {span(fair.newcomer_p99)} (99 in 100).", "default")
+        text.append(f" 99 % of newcomers waited at most {span(fair.newcomer_p99)}.", "default")
     return text

@@ -1,4 +1,4 @@
-"""`fairq stats`, and the snapshot that `fairq top` shows again and again."""
+"""`fairq stats`, and the snapshot that `fairq top` also shows."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ GROUPS = 20
 
 @dataclass(frozen=True)
 class Snapshot:
-    """How the queues stand. `created` and `ended` only ever grow; their differences are rates."""
+    """The state of the queues. `created` and `ended` only grow; their differences give rates."""
 
     at: datetime
     queues: list[models.FairqQueueStat]
@@ -37,11 +37,11 @@ class Snapshot:
 @option("--queue NAME", "Only this queue. Default: all.")
 @amount("--groups max_groups", GROUPS, "How many groups of each queue, busiest first.", least=0)
 def stats(queue: str | None, max_groups: int) -> None:
-    """Waiting are the tasks that could run; ready are those of them that have their place in the order.
-    Blocked ones wait for a concurrency key, scheduled ones for a time. It counts every live task, so ask
-    every few seconds, not all the time.
+    """Waiting tasks could run; ready tasks are those of them that have a place in the order. Blocked tasks
+    wait for a concurrency key, scheduled ones for a time. The command counts every live task, so do not run
+    it more often than every few seconds.
 
-    fairq stats                          all queues
+    fairq stats                          show all queues
     fairq stats --queue docs --groups 5  one queue and its five busiest groups
     fairq stats --json | jq '.queues[] | {queue, overflow, running}'
     """
@@ -89,7 +89,7 @@ def document(found: Snapshot) -> dict[str, Any]:
 
 
 def alive(worker: models.FairqWorkerStat, now: datetime) -> bool:
-    """Whether its last sign of life is younger than its lease: the engine's own rule."""
+    """Whether its last sign of life is younger than its lease, as the engine decides it."""
     return now <= (worker.beat_at or worker.registered_at) + worker.lease
 
 
@@ -133,7 +133,7 @@ def group_table(found: Snapshot, limit: int | None = None) -> RenderableType:
 
 
 def share_table(found: Snapshot, limit: int | None = None) -> RenderableType:
-    """Groups with what they got and were due. Who is further behind than may be comes first."""
+    """Groups with what they got and were due. Those with a debt above their bound come first."""
     of = {queue: ledger.parts(shares) for queue, shares in found.shares.items()}
     rows = []
     for each in found.groups:

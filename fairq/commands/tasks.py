@@ -49,17 +49,17 @@ BATCH = 5000
 @task_options()
 @option(
     "--from source FILE",
-    "Create one task per line of this file; - is stdin. Options and GROUP then fill what a line lacks.",
+    "Create one task per line of this file; - is stdin. Options and GROUP are defaults for the lines.",
     type=click.Path(allow_dash=True, dir_okay=False),
 )
 @option(
     "--commit-each",
-    "With --from: commit every batch. Default: the whole file is one transaction, all or nothing.",
+    "With --from: commit every batch. Default: the whole file is one transaction.",
 )
 @amount("--batch", BATCH, "With --from: lines per call.")
 @option(
     "--skip N",
-    "With --from: leave out the first N lines, to go on where an earlier run stopped.",
+    "With --from: skip the first N lines, to go on where an earlier run stopped.",
     type=click.IntRange(min=0),
     default=0,
     show_default=False,
@@ -73,12 +73,11 @@ def enqueue(
     skip: int,
     **options: Any,
 ) -> None:
-    """GROUP is the tenant whose turn the task takes; any text, it needs no registration. PAYLOAD is JSON, {}
-    by default, - for stdin. The id is printed.
+    """GROUP is the tenant whose turn the task takes: any text, without registration. PAYLOAD is JSON, {} by
+    default, - for stdin. The command prints the id.
 
-    A file has one JSON object per line: "group_key", "payload", and as you like what the options below say of
-    all: "queue", "run_at", "idempotency_key". The file is one transaction: when a line is wrong, none of them
-    is created.
+    A file has one JSON object per line: "group_key", "payload", and optionally the options below, such as
+    "queue", "run_at" or "idempotency_key". It is one transaction: if a line is wrong, no task is created.
 
     fairq enqueue bob '{"file": "a.pdf"}'
     fairq enqueue bob '{"file": "a.pdf"}' --queue docs --kind parse --run-at +10m
@@ -89,11 +88,9 @@ def enqueue(
     options["headers"] = json_object(options["headers"], "--headers")
     if source is None:
         if commit_each or skip:
-            raise click.UsageError("--commit-each and --skip belong to --from.")
+            raise click.UsageError("--commit-each and --skip need --from.")
         if group is None:
-            raise click.UsageError(
-                "Whose task is it? fairq enqueue GROUP [PAYLOAD], or fairq enqueue --from FILE."
-            )
+            raise click.UsageError("Name a GROUP, or a file with --from.")
         text = sys.stdin.read() if payload == "-" else payload
         value = {} if text is None else json_value(text, "The payload")
         with session() as conn, conn.transaction():
@@ -103,27 +100,27 @@ def enqueue(
         return
     keys = {name: options.pop(name) for name in ("idempotency_key", "concurrency_key", "unique")}
     if payload is not None or any(keys.values()):
-        raise click.UsageError("With --from, payloads and keys stand in the lines of the file.")
+        raise click.UsageError("With --from, payloads and keys belong in the lines of the file.")
     with _lines(source) as lines:
         done = _enqueue_many(itertools.islice(lines, skip, None), options, group, batch, commit_each)
     text = f"{count(done['created'], 'task')} of {count(done['groups'], 'group')}"
-    text += f": {done['first_id']} to {done['last_id']}."
-    show(done, text if done["created"] else "No lines, no tasks.")
+    text += f": {done['first_id']}{f' to {last}' if (last := done['last_id']) != done['first_id'] else ''}."
+    show(done, text if done["created"] else "The file has no lines.")
 
 
 def json_value(text: str, what: str) -> Any:
     try:
         return read_json(text)
     except ValueError as exc:
-        text = f"{what} is not JSON: {exc}. Mind the shell's quotes: '{{\"a\": 1}}'."
+        text = f"{what} is not JSON: {exc}. Quote it for the shell: '{{\"a\": 1}}'."
         raise click.UsageError(text) from None
 
 
 def read_json(text: str) -> Any:
-    """Raises ValueError, also for what Python reads and PostgreSQL does not."""
+    """Parse JSON. Raises ValueError, also for NaN and Infinity, which PostgreSQL refuses."""
 
     def refuse(name: str) -> Any:
-        raise ValueError(f"{name} is no JSON number")
+        raise ValueError(f"{name} is not a JSON number")
 
     try:
         return json.loads(text, parse_constant=refuse)
@@ -156,8 +153,8 @@ FIELDS = frozenset({"group_key", "payload", *options_of(EnqueueOptions)} - {"uni
 
 
 def read_line(number: int, text: bytes, defaults: dict[str, Any], group: str | None, now: datetime) -> Task:
-    """What a line asks for. Raises BadLine."""
-    one_per_line = 'One object per line: {"group_key": "bob"}'
+    """The task of a line. Raises BadLine."""
+    one_per_line = 'Write one object per line: {"group_key": "bob"}'
     try:
         value = read_json(text.decode())
     except ValueError as exc:
@@ -165,11 +162,11 @@ def read_line(number: int, text: bytes, defaults: dict[str, Any], group: str | N
     if not isinstance(value, dict):
         raise BadLine(number, "not a JSON object", one_per_line)
     if unknown := sorted(value.keys() - FIELDS):
-        hint = f"Known are {', '.join(sorted(FIELDS))}. The task's own data belongs into payload."
+        hint = f"Known fields: {', '.join(sorted(FIELDS))}. The task's own data belongs in payload."
         raise BadLine(number, f"unknown field {clean(unknown[0])!r}", hint)
     group_key, payload = value.pop("group_key", group), value.pop("payload", {})
     if group_key is None:
-        hint = "Put it into the line, or name a GROUP for all that have none."
+        hint = "Add it to the line, or name a GROUP for all lines without one."
         raise BadLine(number, "no group_key", hint)
     given = {name: _option(number, name, value[name], now) for name in value if value[name] is not None}
     own = {name: given.pop(name) for name in OF_ITEMS if name in given}
@@ -177,18 +174,18 @@ def read_line(number: int, text: bytes, defaults: dict[str, Any], group: str | N
 
 
 def _option(number: int, name: str, value: Any, now: datetime) -> Any:
-    """A field as JSON has it, as the option of that name takes it."""
+    """A field's JSON value, converted for the option of that name."""
     kind = options_of(EnqueueOptions)[name].type
     if kind is datetime:
         at = parse_when(value, now) if isinstance(value, str) else None
         if at is None:
-            hint = "A time with its zone, 2030-01-31T08:00:00+00:00, or +10m."
+            hint = "Write a time with its zone, 2030-01-31T08:00:00+00:00, or +10m."
             raise BadLine(number, f"{name} is {value!r:.60}", hint)
         return at
     if kind is timedelta:
         length = parse_duration(value) if isinstance(value, str) else value
         if not isinstance(length, timedelta | int | float):
-            raise BadLine(number, f"{name} is {value!r:.60}", "Seconds, or 30s, 10m, 2h.")
+            raise BadLine(number, f"{name} is {value!r:.60}", "Write seconds, or 30s, 10m, 2h.")
         return length
     if kind is Mapping and not isinstance(value, dict):
         raise BadLine(number, f"{name} is not an object")
@@ -197,7 +194,7 @@ def _option(number: int, name: str, value: Any, now: datetime) -> Any:
 
 @contextlib.contextmanager
 def _lines(source: str) -> Iterator[Iterator[tuple[int, bytes]]]:
-    """The lines of a file that hold something, by their numbers, with a progress bar on a terminal."""
+    """The non-empty lines of a file with their numbers, with a progress bar on a terminal."""
     try:
         file = click.open_file(source, "rb")
         size = 0 if source == "-" else os.fstat(file.fileno()).st_size
@@ -248,7 +245,7 @@ def _enqueue_many(
 def _create(conn: Connection, found: list[Task]) -> list[int]:
     """Create the tasks of some lines, in their order, in one round trip.
 
-    create_tasks has one queue, kind and time for all its tasks, so each run of lines that agree in those is a
+    create_tasks takes one queue, kind and time for all tasks, so each run of lines with equal options is a
     call.
     """
     try:
@@ -259,7 +256,7 @@ def _create(conn: Connection, found: list[Task]) -> list[int]:
         with translating():
             return [id for ids in driver.run_pipeline(conn, *calls) for id in ids]
     except Refused as exc:
-        for task in found:  # if it is not the database that refuses, it does so again, and we know which line
+        for task in found:  # a refusal that needs no database happens again, and tells the line
             try:
                 client.create_many_call([task.item], task.options)
             except FairqError as own:
@@ -270,16 +267,16 @@ def _create(conn: Connection, found: list[Task]) -> list[int]:
 
 
 def _stopped(exc: Failure | FairqError, first: int, last: int, done: int | None) -> Failure:
-    """Where it stopped, and what of the file is in the database."""
+    """The failure with what it left in the database."""
     if isinstance(exc, FairqError):
         exc = Failure(
             f"lines {first} to {last}: {exc}", hint=exc.hint, code=exc.code, exit_code=exc.exit_code
         )
     kept = "Nothing was created."
     if done is not None:
-        kept += " Correct it and start again."
+        kept += " Correct the line and start again."
     if done:
-        kept = f"Lines 1 to {done} are in. Correct it and go on with --skip {done}."
+        kept = f"Lines 1 to {done} are created. Correct the line and go on with --skip {done}."
     exc.hint = " ".join(part for part in (exc.hint, kept) if part)
     return exc
 
@@ -288,61 +285,62 @@ def _stopped(exc: Failure | FairqError, first: int, last: int, done: int | None)
 
 
 def ago(text: str) -> datetime:
-    """The type of an option: a length of time before now, or a time."""
+    """The type of a time, or of a length of time before now."""
     length = parse_duration(text)
     return when(text) if length is None else datetime.now(UTC) - length
 
 
 ids_or_queue = together(
     click.argument("ids", nargs=-1, metavar="[ID...]"),
-    option("--queue NAME", "Instead of ids: the tasks of this queue."),
+    option("--queue NAME", "Instead of ids: all tasks of this queue."),
     option("--group group_key GROUP", "With --queue: only those of this group."),
     option("--kind NAME", "With --queue: only those of this kind."),
 )
-without_asking = option("--yes", "With --queue: do not ask.")
+without_asking = option("--yes", "With --queue: do not ask for confirmation.")
 
 
 @command(
-    codes={0: "all were live", 1: "some had ended, or never were; the others are cancelled"},
+    codes={0: "all were live", 1: "some had ended, or never existed; the others are cancelled"},
     rights="fairq_enqueue; with --queue: fairq_admin",
 )
 @ids_or_queue
 @without_asking
 def cancel(ids: tuple[str, ...], queue: str | None, yes: bool, **only: Any) -> None:
-    """One that waits never runs. One that runs is told with its worker's next heartbeat; its handler may stop
-    at once, later, or too late. - stands for ids on stdin. With --queue, how many it would be is shown first.
+    """A waiting task never runs. A running one learns it with its worker's next heartbeat; its handler may
+    stop at once, later, or not in time. - stands for ids on stdin. With --queue, the command first shows how
+    many tasks that are.
 
     fairq cancel 42 43
     psql -Atc "select id from ..." | fairq cancel -
     fairq cancel --queue docs --group bob
     """
-    done, not_done = "cancelled", "not live: ended already, or never created"
+    done, not_done = "cancelled", "not live: it has ended, or never existed"
     _end("Cancel", ids, queue, yes, only, client.cancel, client.cancel_many, done, not_done)
 
 
 @command(
-    codes={0: "all go again", 1: "some had nothing to be done; the others go again"},
+    codes={0: "all will run again", 1: "there was nothing to do for some; the others will run again"},
     rights="fairq_admin",
 )
 @ids_or_queue
 @option(
     "--outcome",
-    "With --queue: only those that ended so. Default: failed.",
+    "With --queue: only those with this outcome. Default: failed.",
     type=click.Choice(["failed", "cancelled", "expired"]),
 )
 @option("--since TIME", "With --queue: only those that ended since then: 2h, or a time.", type=ago)
 @without_asking
 def retry(ids: tuple[str, ...], queue: str | None, yes: bool, **only: Any) -> None:
-    """A task that failed, expired or was cancelled gets one attempt more than it had. One that is scheduled
-    or waits for its back-off becomes runnable now. Those that succeeded, run or wait in line stay as they
-    are. - stands for ids on stdin. With --queue, how many it would be is shown first.
+    """A task that failed, expired or was cancelled gets one more attempt than it had. One that is scheduled,
+    or waits for its back-off, may run now. Others stay unchanged. - stands for ids on stdin. With --queue,
+    the command first shows how many tasks that are.
 
     fairq retry 42 43
     psql -Atc "select id from fairq.finished_tasks where ..." | fairq retry -
     fairq retry --queue docs --kind parse
     """
     done = "will run again"
-    not_done = "nothing to do: unknown, succeeded, running, or in line already"
+    not_done = "nothing to do: it is unknown, succeeded, running, or already in line"
     _end("Retry", ids, queue, yes, only, client.retry, client.retry_many, done, not_done)
 
 
@@ -357,13 +355,13 @@ def _end(
     done: str,
     not_done: str,
 ) -> None:
-    """Do it to the tasks that were named; or, with a queue, count, ask, and do it to all that it has."""
+    """Cancel or retry the named tasks or, with a queue, count its tasks, ask, and do it to all of them."""
     only = {name: value for name, value in only.items() if value is not None}
     if queue is None:
         if only or yes:
-            raise click.UsageError("Of which queue? Name it: --queue NAME.")
+            raise click.UsageError("Add --queue NAME.")
         if not ids:
-            raise click.UsageError("Which tasks? Name ids, or --queue NAME.")
+            raise click.UsageError("Name ids, or --queue NAME.")
         with session() as conn, conn.transaction():
             answers = {task_id: each(conn, task_id) is True for task_id in task_ids(ids)}
         _tell(answers, done, not_done)
@@ -398,14 +396,14 @@ def _tell(answers: dict[int, bool], done: str, not_done: str) -> None:
 
 
 @command(
-    codes={0: "it succeeded", 1: "it failed, was cancelled, expired, is unknown, or has not ended (in time)"},
+    codes={0: "it succeeded", 1: "it did not succeed, is unknown, or has not ended (in time)"},
     rights="fairq_enqueue",
 )
 @click.argument("task_id", metavar="ID", type=ident)
 @option("--wait", "Wait until the task has ended.")
 @option("--timeout TIME", "Wait no longer than this: 30s, 10m.", type=duration)
 def result(task_id: int, wait: bool, timeout: timedelta | None) -> None:
-    """What the handler returned is printed on stdout as JSON (null when results are not stored), anything
+    """Prints what the handler returned on stdout as JSON (null if the task stores no results), and anything
     else on stderr.
 
     fairq result 42
@@ -413,7 +411,7 @@ def result(task_id: int, wait: bool, timeout: timedelta | None) -> None:
     id=$(fairq enqueue bob '{"file": "a.pdf"}') && fairq result "$id" --wait
     """
     if timeout is not None and not wait:
-        raise click.UsageError("--timeout belongs to --wait.")
+        raise click.UsageError("--timeout needs --wait.")
     seconds = (timeout.total_seconds() if timeout is not None else None) if wait else 0
     with session() as conn:
         try:
@@ -423,7 +421,7 @@ def result(task_id: int, wait: bool, timeout: timedelta | None) -> None:
                 raise
             raise Failure(
                 f"task {task_id} has not ended",
-                hint=f"Wait for it: fairq result {task_id} --wait. What holds it up: fairq explain {task_id}",
+                hint=f"To wait: fairq result {task_id} --wait. To see why it waits: fairq explain {task_id}",
                 code="not_ended",
             ) from None
     if wants_json():

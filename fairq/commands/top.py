@@ -1,4 +1,4 @@
-"""`fairq top`: the snapshot of `fairq stats`, again and again."""
+"""`fairq top`: the snapshot of `fairq stats`, refreshed."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ from fairq.cli import amount, command, option, wants_json
 from fairq.commands.common import console, emit, session
 from fairq.commands.stats import Snapshot, document, live, queue_table, share_table, take, worker_table
 
-# A look counts every live task. With millions of them it takes seconds, and must not become the load itself.
+# A look counts every live task. With millions of tasks that takes seconds, and must not become the load.
 BREATHE = 4
 
 
 @command(codes={0: "ended by you", 1: "no such queue"}, rights="fairq_observe")
 @option("--queue NAME", "Only this queue. Default: all.")
-@amount("--interval", 2.0, "Time between two looks. Grows when a look takes long.", least=0.1, most=None)
+@amount("--interval", 2.0, "Time between two looks. Grows if a look takes long.", least=0.1, most=None)
 @option("--count looks N", "End after this many looks.", type=click.IntRange(min=1))
 def top(queue: str | None, interval: float, looks: int | None) -> None:
     """On a terminal it refreshes in place until you press q or Ctrl-C. Elsewhere it writes one snapshot after
-    the other, with --json as one object a line. "in" and "done" are tasks created and ended per second, in
-    the whole installation. "got" is what a tenant received of all, "due" what it was entitled to, "debt" how
-    far it is behind, and may be.
+    the other, with --json one object per line. "in" and "done" are the tasks created and ended per second in
+    all queues. "got" is the part that a tenant received, "due" the part it was entitled to, "debt" how far it
+    is behind and how far it may be.
 
-    fairq top                               everything
-    fairq top --queue docs --interval 5     one queue, more calmly
-    fairq top --count 1                     once
-    fairq top --json | jq -c '.queues[0]'   feed something else
+    fairq top                               show everything
+    fairq top --queue docs --interval 5     show one queue, more slowly
+    fairq top --count 1                     show one snapshot
+    fairq top --json | jq -c '.queues[0]'   use the data elsewhere
     """
     with contextlib.suppress(KeyboardInterrupt), session() as conn, _screen() as (draw, wants_to_end):
         before: Snapshot | None = None
@@ -58,7 +58,7 @@ Wait = Callable[[float], bool]
 
 @contextlib.contextmanager
 def _screen() -> Iterator[tuple[Callable[[Snapshot, Snapshot | None], None], Wait]]:
-    """How to draw a snapshot, and how to wait: true when the one who watches has seen enough."""
+    """How to draw a snapshot, and how to wait; waiting returns true if the user wants to quit."""
     out = console()
     if wants_json():
         yield (lambda found, before: click.echo(json.dumps(document(found) | rates(found, before)))), _sleep
@@ -80,7 +80,7 @@ def _sleep(seconds: float) -> bool:
 
 @contextlib.contextmanager
 def _keys() -> Iterator[Wait]:
-    """Waits until the time is over or somebody presses q."""
+    """Wait for a time, or until somebody presses q."""
     if not sys.stdin.isatty():
         yield _sleep
         return
@@ -106,19 +106,19 @@ def _keys() -> Iterator[Wait]:
 
 
 def rates(found: Snapshot, before: Snapshot | None) -> dict[str, float | None]:
-    """Tasks created and ended per second since the look before."""
+    """Tasks created and ended per second since the last look."""
     seconds = (found.at - before.at).total_seconds() if before else 0
     if before is None or seconds <= 0:
         return {"created_per_second": None, "ended_per_second": None}
     return {
-        # A sweep of statistics sets them back to 0.
+        # A reset of PostgreSQL's statistics sets them to 0.
         "created_per_second": round(max(0, found.created - before.created) / seconds, 1),
         "ended_per_second": round(max(0, found.ended - before.ended) / seconds, 1),
     }
 
 
 def frame(found: Snapshot, before: Snapshot | None, height: int | None) -> RenderableType:
-    """One picture, of as many lines as there are: where they do not do, the busiest are shown."""
+    """The snapshot, cut to the busiest rows if the screen is too small."""
     speed = rates(found, before)
     head = Text()
     head.append("fairq top", "bold")
@@ -126,11 +126,11 @@ def frame(found: Snapshot, before: Snapshot | None, height: int | None) -> Rende
     if speed["created_per_second"] is not None:
         head.append(f"  in {speed['created_per_second']:,.0f}/s  done {speed['ended_per_second']:,.0f}/s")
     if height is not None:
-        head.append("  (q ends)", "dim")
+        head.append("  (q quits)", "dim")
         found = replace(found, queues=sorted(found.queues, key=lambda each: (-live(each), each.queue)))
     there: dict[str, Sequence[Any]] = {"queue": found.queues, "group": found.groups, "worker": found.workers}
     tables = {"queue": queue_table, "group": share_table, "worker": worker_table}
-    # Of each: an empty line, a title, the names of the columns, and how many more there are.
+    # Each table also needs an empty line, a title, the column names, and a line for how many more there are.
     needs = [len(each) for each in there.values()]
     lines = needs if height is None else share(height - 1 - 4 * sum(map(bool, needs)), needs)
     parts: list[RenderableType] = [head]
@@ -145,7 +145,7 @@ def frame(found: Snapshot, before: Snapshot | None, height: int | None) -> Rende
 
 
 def share(room: int, needs: list[int]) -> list[int]:
-    """One line after the other to those who need more, in turns; one at least to each that needs any."""
+    """Distribute lines one by one to the tables that need more; each that needs any gets at least one."""
     given = [min(need, 1) for need in needs]
     while sum(given) < room and given != needs:
         least = min(each for each, need in zip(given, needs, strict=True) if each < need)

@@ -1,4 +1,4 @@
-"""`fairq web`: the page, served."""
+"""`fairq web`: serves the web page."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ from fairq.web.serve import PORT, bound, server
     json=False,
 )
 @option("--host ADDRESS", "Where to listen.", default="127.0.0.1")
-@amount("--port", PORT, "0: any.", least=0, most=65535)
+@amount("--port", PORT, "Which port; 0: any free one.", least=0, most=65535)
 @option(
     "--token TEXT",
-    "Who has it may look. Default: FAIRQ_WEB_TOKEN; a new one where others can connect.",
+    "Lets in whoever has it. Default: FAIRQ_WEB_TOKEN, or a new one if other machines can connect.",
     envvar="FAIRQ_WEB_TOKEN",
 )
 @option(
     "--secret TEXT",
-    "What links for tenants are signed with. Default: FAIRQ_WEB_SECRET; without, there are none.",
+    "Signs the links for tenants. Default: FAIRQ_WEB_SECRET; without one there are no links.",
     envvar="FAIRQ_WEB_SECRET",
 )
-@option("--allow-changes", "Let the page change things, not only show them.")
+@option("--allow-changes", "Let users of the page make changes.")
 def web(host: str, port: int, token: str | None, secret: str | None, allow_changes: bool) -> None:
-    """Tenants and what they receive, queues, tasks and why they wait, workers, failures, upkeep. It refreshes
-    by itself. It shows, and changes nothing unless you allow it.
+    """The page shows tenants and what they receive, queues, tasks and why they wait, workers, failures and
+    the upkeep. It refreshes by itself, and changes nothing unless you allow it.
 
     fairq web                  for browsers on this machine
-    fairq web --host 0.0.0.0   for others, too; prints a token
+    fairq web --host 0.0.0.0   also for other machines; prints a token
     fairq web --allow-changes  pause, limits, cancel, retry, each with a preview
     """
     if token is None and host not in HERE:
@@ -47,7 +47,7 @@ def web(host: str, port: int, token: str | None, secret: str | None, allow_chang
         listening = bound(host, port)
     except OSError as exc:
         text = f"cannot listen at {host}, port {port}: {exc.strerror}"
-        hint = "Another one: --port N, or --port 0 for any that is free."
+        hint = "Choose another port: --port N, or --port 0 for any free one."
         raise Failure(text, hint=hint, code="port") from exc
     with listening:
         shown = f"[{host}]" if ":" in host else host

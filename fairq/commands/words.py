@@ -1,4 +1,4 @@
-"""What the engine refuses, in the words of the command that was typed."""
+"""Rewords the engine's refusals for the command line: options instead of settings."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from fairq.dsn import mask
 from fairq.errors import FairqError, NotAllowed, QueueDraining, Refused, UnknownQueue, UnknownSchedule
 
 _HINTS: dict[type[FairqError], str] = {
-    UnknownQueue: "fairq queues lists them; fairq queues create NAME makes one.",
-    UnknownSchedule: "fairq schedules lists them; fairq schedules create NAME makes one.",
-    QueueDraining: "Until it takes new tasks again: fairq resume QUEUE",
+    UnknownQueue: "fairq queues lists them; fairq queues create NAME creates one.",
+    UnknownSchedule: "fairq schedules lists them; fairq schedules create NAME creates one.",
+    QueueDraining: "To let it take new tasks again: fairq resume QUEUE",
 }
-# From what is said to people who write SQL or Python.
+# From hints for SQL and Python.
 _PHRASES = (
     (r'A text such as "5 minutes", or a number of seconds: ', "A length of time such as 90s or 1h30m: "),
     (r"Seconds or a timedelta", "A length of time such as 90s or 1h30m"),
@@ -47,14 +47,14 @@ def refusal(exc: Refused | NotAllowed, ctx: click.Context, user: str = "") -> Fa
 
 
 def in_options(text: str, ctx: click.Context) -> str:
-    """Names of settings as the options are spelled that set them; lengths of time in their unit."""
+    """The text with settings spelled as the command's options, and lengths of time in their unit."""
     in_ms = r"\b(?:notify_)?(poll|maintain)_interval_ms is (\S+); it must be (\S+) to (\S+)"
     while found := re.search(in_ms, text):
         value, least, most = (f"{float(number) / 1000:g}" for number in found.group(2, 3, 4))
         text = text.replace(found[0], f"{found[1]}_interval is {value}; it must be {least} to {most}")
     for each in ctx.command.params:
         if isinstance(each, click.Option) and each.name:
-            # A word that may be prose counts at the beginning of a line of a list only.
+            # A single word may be prose, and counts only at the beginning of a list item.
             before = r"(?<![\w-])" if "_" in each.name else r"(?<=^  - )"
             flag = max(each.opts, key=len)
             text = re.sub(rf"{before}{each.name}\b", flag, text, flags=re.MULTILINE)

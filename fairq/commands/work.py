@@ -38,55 +38,55 @@ def settings_of_a_worker() -> Callable[..., Any]:
 
 @command(
     codes={
-        0: "ended as told",
+        0: "ended as asked",
         1: "handlers hang, the app's lifespan failed, or the database is older than this fairq",
-        3: "the database refuses the worker, or was away for --db-retry-max-attempts",
+        3: "the database refuses the worker, or failed --db-retry-max-attempts times",
         4: "the database is newer than this fairq",
     }
 )
 @click.argument("app", metavar="MODULE[:APP]", envvar="FAIRQ_APP")
 @option(
     "--queue -q queues NAME[=WEIGHT]",
-    "Serve this queue. Of several, the first is emptied before the next is asked; with a weight each, each"
+    "Serve this queue. With several, the first is emptied before the next is asked; with a weight each, each"
     " gets its share. Default: the queues of the app's tasks, with equal shares.",
     multiple=True,
 )
 @option(
     "--processes -p N",
-    "Worker processes; more than one get a supervisor, which restarts them when they crash.",
+    "Worker processes. With more than one, a supervisor restarts those that crash.",
     type=int,
     default=1,
 )
 @option(
     "--nodes",
-    "On Citus. all: serve all nodes by turns; near: that of the DSN, and others with the slots it leaves"
-    " free; own: only that of the DSN.",
+    "Which nodes of Citus to serve. all: by turns; near: first the DSN's, others with the slots it leaves"
+    " free; own: only the DSN's.",
     type=click.Choice(get_args(Nodes)),
     default="all",
 )
-@option("--once", "Look for work once, run what was found, end.")
-@option("--drain", "Run until there is nothing left that may run now, end.")
+@option("--once", "Look for tasks once, run those found, and end.")
+@option("--drain", "End when no task is left that may run now.")
 @settings_of_a_worker()
 @option(
     "--poll-interval SECONDS",
-    "Longest pause between two looks for work, 1 to 300. Default: 5, or 1 without LISTEN.",
+    "Longest pause between two looks for tasks, 1 to 300. Default: 5, or 1 without LISTEN.",
     type=float,
 )
 @option(
     "--listen-dsn DSN",
-    "Where to LISTEN, if --dsn leads through a transaction pooler. Default: FAIRQ_LISTEN_DSN.",
+    "Where to LISTEN if --dsn leads through a transaction pooler. Default: FAIRQ_LISTEN_DSN.",
     envvar=LISTEN_DSN,
 )
 @option("--no-listen", "Only poll.")
 @option(
     "--maintain-interval SECONDS",
-    "How often to do maintenance. 0: never, and fire no schedules.",
+    "How often to run the upkeep. 0: never, and fire no schedules.",
     type=float,
     default=5.0,
 )
 @option(
     "--log-level",
-    "debug adds starts and successes, and the tracebacks of failures that are tried again.",
+    "debug adds starts, successes, and the tracebacks of attempts that will be retried.",
     type=click.Choice(["debug", "info", "warning", "error"]),
     default="info",
 )
@@ -103,8 +103,8 @@ def work(
     log_level: str,
     **options: Any,
 ) -> None:
-    """It runs until a signal ends it. MODULE:APP is the fairq.App, for example myapp.tasks:app; with one app
-    in the module, MODULE is enough. Default: FAIRQ_APP.
+    """It runs until a signal ends it. MODULE:APP is the fairq.App, for example myapp.tasks:app; if the module
+    has only one app, MODULE is enough. Default: FAIRQ_APP.
 
     fairq work myapp.tasks                           all queues, by turns
     fairq work myapp.tasks -q mail -q reports -c 20  mail first; 20 tasks at once
@@ -112,8 +112,8 @@ def work(
     fairq work myapp.tasks -p 4                      four processes
     fairq work myapp.tasks --drain                   until nothing is left
 
-    TERM or INT: no new tasks; handlers get the grace time to end; the rest is given back and burns no
-    attempt. A second signal, or QUIT: give back everything now.
+    After TERM or INT it takes no new tasks, and handlers may end within the grace time. The rest is given
+    back without using an attempt. After a second signal, or QUIT, it gives back everything at once.
     """
     from fairq.worker.loading import load_app
     from fairq.worker.supervisor import LIFELINE, Supervisor, watch_supervisor
@@ -122,11 +122,11 @@ def work(
     _log(log_level, source("log_level") is not ParameterSource.DEFAULT)
     served, problems = queues_of(queues)
     if once and drain:
-        problems.append("--once and --drain contradict each other")
+        problems.append("--once and --drain exclude each other")
     if not 1 <= processes <= 1000:
         problems.append(f"--processes is {processes}; it must be 1 to 1000")
     if no_listen and source("listen_dsn") is ParameterSource.ENVIRONMENT:
-        # The variable is for workers that listen; only who types both contradicts himself.
+        # The variable is for workers that listen. Only both options on the command line are a mistake.
         options["listen_dsn"] = None
     settings = Settings(
         queues=served,
@@ -149,10 +149,10 @@ def work(
     try:
         with handled(lambda *_: worker.stop(), for_good=True):
             if processes > 1 and LIFELINE not in os.environ:
-                # As this one was started: `fairq`, `python -m fairq`, `manage.py fairq`.
+                # The same command that started this one: `fairq`, `python -m fairq`, `manage.py fairq`.
                 args, secrets = hide_dsns(sys.orig_argv[1:])
                 argv = [sys.executable, *args]
-                # Who is to end anyway does not begin anew where the database cannot be had.
+                # With --once and --drain a missing database ends the process for good.
                 final = (Exit.OK, Exit.DATABASE) if once or drain else (Exit.OK,)
                 sys.exit(Supervisor(argv, processes, settings.grace, secrets, final).run())
             watch_supervisor(worker.stop)
@@ -166,14 +166,14 @@ def work(
         failure.show()
         code = failure.exit_code
     if worker.left_behind:
-        # Threads of handlers that hang must not keep the process: Python would wait for some kinds of them.
+        # Python would wait for some kinds of threads. Hanging handlers must not keep the process.
         logging.shutdown()
         sys.stdout.flush()
         os._exit(code)
 
 
 def _failure(exc: Exception) -> Failure:
-    """In the words of the command line."""
+    """The failure for an exception, worded for the command line."""
     from fairq.commands.words import in_options, refusal
 
     context = click.get_current_context()
@@ -187,7 +187,7 @@ def _failure(exc: Exception) -> Failure:
 
 
 def hide_dsns(args: Sequence[str]) -> tuple[list[str], dict[str, str]]:
-    """Arguments without connection strings, and these for the environment: everybody may see arguments."""
+    """Arguments without connection strings, and those as environment variables: anybody may see arguments."""
     names = {"--dsn": VARIABLES[0], "--listen-dsn": LISTEN_DSN}
     kept: list[str] = []
     secrets: dict[str, str] = {}
@@ -207,14 +207,14 @@ def _announce(line: str) -> None:
 
 
 class Lines(logging.Formatter):
-    """No password is shown, not even in tracebacks and by libraries; nothing that a terminal would obey."""
+    """Removes passwords and what a terminal would obey, also from tracebacks and libraries' messages."""
 
     def format(self, record: logging.LogRecord) -> str:
         return "\n".join(map(clean, mask(super().format(record)).split("\n")))
 
 
 class JsonLines(logging.Formatter):
-    """All that the record has beside its text; what a handler writes has its task's facts, too."""
+    """The record with all its facts as JSON. Lines written by a handler also have its task's facts."""
 
     def format(self, record: logging.LogRecord) -> str:
         entry = RUNNING.get(None)
@@ -242,7 +242,7 @@ def _plain(value: Any) -> Any:
 
 
 def _log(level: str, asked_for: bool) -> None:
-    """What the program has set up, Django by LOGGING, stays as it is."""
+    """Set up logging, but keep what the program (or Django's LOGGING) has set up."""
     logger = logging.getLogger("fairq")
     if not logger.hasHandlers():
         handler = logging.StreamHandler()

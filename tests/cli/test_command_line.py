@@ -55,7 +55,7 @@ def loaded_by(code: str) -> set[str]:
             "--breaker-cooldown-ms 50000",
             "--breaker-cooldown-ms (50000) is more than a third of",
         ),
-        ("--once --drain", "--once and --drain contradict each other"),
+        ("--once --drain", "--once and --drain exclude each other"),
     ],
 )
 def test_what_is_wrong_with_a_worker_is_said_in_its_options(options: str, says: str) -> None:
@@ -273,10 +273,10 @@ def test_the_dsn_may_come_from_the_environment(
 def test_migrate_tells_people_what_it_did(empty_database: Database) -> None:
     first = fairq("migrate", "--dsn", empty_database.dsn)
     assert f"↑ {install.head()}, the whole engine (" in first.stderr
-    assert f"is at {install.head()} now" in first.stdout
+    assert f"is now at {install.head()}" in first.stdout
     second = fairq("migrate", "--dsn", empty_database.dsn)
     assert second.stderr == ""
-    assert "nothing to do" in second.stdout
+    assert "already at" in second.stdout
 
 
 def test_migrate_tells_programs_what_it_did(empty_database: Database) -> None:

@@ -143,7 +143,7 @@ def worker(
         ([queue("a", 5), queue("b", 5)], [worker("a")], "wrong", 'nobody serves "b"'),
         ([queue("a", 5, paused=True)], [worker("b")], "ok", "1 worker alive"),
         ([queue("a", 5)], [worker("a"), worker("a", lease=2e6)], "look", "a lease of 23 d 3 h"),
-        ([queue("a")], [worker("a", is_open=True)], "look", "open, 3 times so far, of worker"),
+        ([queue("a")], [worker("a", is_open=True)], "look", "is open (3 times so far)"),
         ([queue(f"q{n}", 1) for n in range(9)], [], "wrong", "and 4 more"),
     ],
 )
@@ -178,15 +178,15 @@ def test_paused_queues_may_wait() -> None:
 @pytest.mark.parametrize(
     ("row", "says"),
     [
-        ({"lost": 1}, "1 lost worker still"),
-        ({"expired": 3}, "3 tasks past"),
-        ({"overdue": 1}, "1 scheduled task overdue"),
+        ({"lost": 1}, "upkeep: 1 lost worker"),
+        ({"expired": 3}, "upkeep: 3 expired tasks"),
+        ({"overdue": 1}, "1 overdue scheduled task"),
     ],
 )
 def test_what_maintenance_left_lying_tells_that_it_does_not_run(row: dict[str, int], says: str) -> None:
     found = doctor.judge_maintenance(left(**row), [])
     assert (found.verdict, says in found.text) == ("wrong", True)
-    assert "nobody seems to run it" in found.text
+    assert "nobody seems to run the upkeep" in found.text
     assert doctor.judge_maintenance(left(), []).verdict == "ok"
 
 
@@ -213,16 +213,16 @@ def test_a_part_of_maintenance_that_fails_is_named_with_its_message(overdue: int
     """Somebody runs it then: what is left lying is no sign that nobody does."""
     found = doctor.judge_maintenance(left(overdue=overdue), [failure("queue bob's")])
     assert found.verdict == "wrong"
-    assert "queue bob's: fails since 2026-01-02T00:00:00+00:00, disk full (53100)" in found.text
+    assert "queue bob's has failed since 2026-01-02T00:00:00+00:00: disk full (53100)" in found.text
     assert "nobody" not in found.text
-    assert ("2 scheduled tasks overdue" in found.text) is bool(overdue)
+    assert ("2 overdue scheduled tasks" in found.text) is bool(overdue)
     assert found.remedy is not None
     assert "select fairq.maintain(p_part => 'queue bob''s');" in found.remedy
 
 
 def test_of_many_parts_that_fail_the_first_are_named() -> None:
     found = doctor.judge_maintenance(left(), [failure(f"queue {n}") for n in range(9)])
-    assert "queue 2: fails" in found.text
+    assert "queue 2 has failed" in found.text
     assert "queue 3" not in found.text
     assert found.text.endswith("and 6 more")
 
@@ -413,8 +413,8 @@ def test_a_part_of_maintenance_that_fails_is_found(database: Database, role: str
         assert conn.execute("select fairq.maintain() ->> 'failed'").fetchone() == ("1",)
     found = findings(as_role(database, role), 1)["maintenance"]
     assert found["verdict"] == "wrong"
-    assert found["text"].startswith("queue default: fails since 20")
-    assert found["text"].endswith(", no room for ticks (53100)")
+    assert found["text"].startswith("queue default has failed since 20")
+    assert found["text"].endswith(": no room for ticks (53100)")
     assert "select fairq.maintain(p_part => 'queue default');" in found["remedy"]
 
     with database.connect() as conn:
@@ -441,7 +441,7 @@ def test_a_task_that_is_held_is_past_its_deadline_and_no_sign_of_anything(databa
     assert findings(database)["maintenance"]["verdict"] == "ok"
     with database.connect() as conn:
         conn.execute("delete from fairq.held")
-    assert "1 task past its deadline" in findings(database, 1)["maintenance"]["text"]
+    assert "1 expired task" in findings(database, 1)["maintenance"]["text"]
 
 
 def test_a_session_that_holds_the_horizon_is_found(
@@ -623,7 +623,7 @@ def test_an_odd_lease_and_a_partition_that_is_not_there_are_worth_a_look(databas
     assert found["workers"]["verdict"] == "look"
     assert "worker 1 (forever) has a lease of 366 d" in found["workers"]["text"]
     assert found["history"]["verdict"] == "look"
-    assert "fairq maintain makes a week of them" in found["history"]["remedy"]
+    assert "Workers and fairq maintain make them" in found["history"]["remedy"]
 
 
 def test_an_older_schema_is_named_and_what_can_be_checked_is(database: Database) -> None:

@@ -200,7 +200,7 @@ def test_set_changes_only_what_is_named(database: Database) -> None:
         (["default"], 2, "at least one setting"),
         (["default", "--max-attempts", "0"], 1, "--max-attempts"),
         (["dosc", "--max-attempts", "3"], 1, "fairq queues create dosc"),
-        (["default", "--retention", "soon"], 2, "no length of time"),
+        (["default", "--retention", "soon"], 2, "not a length of time"),
         (["x" * 201], 1, "queue"),
     ],
 )
@@ -328,7 +328,7 @@ def test_pause_stops_pops_and_resume_lets_them_go_on(database: Database, target:
     assert answer(database, "pause", "nope", *target, exit_code=1)["error"]["code"] == "unknown_queue"
 
 
-STRANGER = "It has neither tasks nor settings: is that its name?"
+STRANGER = "It has neither tasks nor settings: is the name right?"
 
 
 def test_a_group_that_nobody_has_heard_of_is_said_to_be_none(database: Database) -> None:
@@ -381,7 +381,7 @@ def test_a_group_that_nobody_has_heard_of_is_said_to_be_none(database: Database)
         (
             "pause nope",
             'there is no queue "nope"',
-            "fairq queues lists them; fairq queues create NAME makes one.",
+            "fairq queues lists them; fairq queues create NAME creates one.",
         ),
         ("stats --queue nope", 'there is no queue "nope"', "fairq queues lists them"),
         ("schedules pause nope", 'there is no schedule "nope"', "fairq schedules lists them"),
@@ -508,9 +508,9 @@ def test_usage_says_how_much_of_a_rate_is_used_and_reset_forgets_it(
     assert (found["used"], found["available"], found["rate_period"]) == (3, 0, 3600)
     assert found["next_at"] < found["full_at"]
     text = ok(database, command, "usage", *target)
-    assert re.search(r"1 per 1 h, burst 3.*\n.*3 are used, 0 are free; the next .* in (1 h|59 min)", text), (
-        text
-    )
+    assert re.search(
+        r"1 per 1 h, burst 3.*\n.*3 are used and 0 are free; the next .* in (1 h|59 min)", text
+    ), text
     ok(database, command, "reset-rate", *target)
     assert len(conn.execute("select id from fairq.pop_tasks('docs', 9, %s)", row).fetchall()) == 2
     wrong = {"queues": ["nope"], "groups": [name, "--queue", "nope"]}[command]
@@ -531,7 +531,7 @@ def test_usage_of_a_group_says_what_is_left_of_its_budget(database: Database) ->
     )
     text = ok(database, "groups", "usage", "bob")
     assert "has a budget of 100 per 1 d." in text
-    assert "Of it 0 are spent, 0 expected of what runs, 100 left; it renews in " in text
+    assert "0 are spent, 0 reserved for running tasks, 100 left; it renews in " in text
     assert "no rate" not in text
 
 
@@ -573,7 +573,7 @@ def test_more_shards_while_there_are_tasks(database: Database) -> None:
 
 
 def test_keys_and_the_cluster_have_caps(database: Database) -> None:
-    assert "one task runs at a time" in ok(database, "keys")
+    assert "one task per key runs at a time" in ok(database, "keys")
     assert answer(database, "keys", "set", "printer", "--max-running", "2")["max_running"] == 2
     assert answer(database, "keys")["keys"] == [{"concurrency_key": "printer", "max_running": 2}]
     assert answer(database, "keys", "set", "printer", "--reset", "max-running")["max_running"] == 1
@@ -592,7 +592,7 @@ def test_maintain_says_what_it_did(database: Database) -> None:
         ok(database, "enqueue", "bob", "--expires-at", deadline)
     assert answer(database, "maintain")["done"]["expired"] == 2
     assert "expired" not in ok(database, "maintain")
-    assert ok(database, "maintain") == "Nothing to do, or another one is at it.\n"
+    assert ok(database, "maintain") == "Nothing to do, or somebody else is doing it.\n"
 
 
 def test_a_part_of_maintenance_that_fails_is_told_and_holds_up_no_other_one(database: Database) -> None:

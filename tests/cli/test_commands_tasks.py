@@ -92,14 +92,14 @@ def test_an_idempotency_key_gives_the_same_id_again(database: Database) -> None:
 @pytest.mark.parametrize(
     ("arguments", "exit_code", "says"),
     [
-        ([], 2, "Whose task is it?"),
+        ([], 2, "Name a GROUP"),
         (["bob", "{nonsense"], 2, "not JSON"),
         (["bob", "NaN"], 2, "not JSON"),
         (["bob", "[" * 100_000], 2, "not JSON"),
         (["bob", "1", "--headers", "[]"], 2, "not a JSON object"),
         (["bob", "1", "--run-at", "2030-01-31 08:00"], 2, "with its zone"),
-        (["bob", "1", "--timeout", "soon"], 2, "no length of time"),
-        (["bob", "1", "--skip", "5"], 2, "belong to --from"),
+        (["bob", "1", "--timeout", "soon"], 2, "not a length of time"),
+        (["bob", "1", "--skip", "5"], 2, "need --from"),
         (["bob", "1", "--from", "-"], 2, "in the lines of the file"),
         (["--from", "/nowhere/x.jsonl"], 2, "cannot be read"),
         ([""], 1, "group key"),
@@ -280,7 +280,7 @@ def test_cancel_ends_waiting_tasks_and_names_those_that_are_not_live(database: D
     first, second = (ok(database, "enqueue", "bob").strip() for _ in range(2))
     done = fairq(database, "cancel", first, second, "999999")
     assert done.exit_code == 1
-    assert done.stdout == "2 tasks cancelled.\n999999: not live: ended already, or never created\n"
+    assert done.stdout == "2 tasks cancelled.\n999999: not live: it has ended, or never existed\n"
     ok(database, "maintain")
     assert tasks(database) == []
     found = answer(database, "cancel", first, exit_code=1)

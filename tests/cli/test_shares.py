@@ -90,7 +90,7 @@ def test_doctor_finds_a_broken_order_within_a_minute(database: Database, conn: C
     simulation.until(simulation.now + 55)
     found = fairness(then(database, simulation))
     assert found["verdict"] == "wrong"
-    assert 'group "alice" is behind' in found["text"]
+    assert 'the debt of group "alice" is' in found["text"]
     # In top she comes first, her debt in red, in a picture that fits.
     env = {"FORCE_COLOR": "1", "COLUMNS": "80", "LINES": "24", "TERM": "xterm-256color"}
     done = CliRunner().invoke(main, ["top", "--count", "1", "--dsn", then(database, simulation)], env=env)
