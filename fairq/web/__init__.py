@@ -1,4 +1,4 @@
-"""A page that shows who gets what, as an ASGI app: `fairq web` serves it, an application may mount it.
+"""A web page that shows who gets what, as an ASGI app: `fairq web` serves it, an application may mount it.
 
 app.mount("/fairq", fairq.web.asgi(dsn, allow=is_operator))
 """

@@ -1,4 +1,4 @@
-"""The ASGI app: addresses, answers, and the streams that keep pages fresh."""
+"""The ASGI app: routes, answers, and the streams that refresh pages."""
 
 from __future__ import annotations
 
@@ -45,23 +45,25 @@ from fairq.web.guard import Guard, Rule, asks, form_of, headers_around, keep_csr
 from fairq.web.signing import check_secret, read_pass
 from fairq.web.site import Ask, Page, Site, version_of
 
-STREAM_SECONDS = 600.0  # then the browser asks again
-STREAMS = 50  # at once of operators, and as many of tenants
+STREAM_SECONDS = 600.0  # then the browser reconnects
+STREAMS = 50  # at once for operators, and as many for tenants
 STREAMS_OF_TENANT = 5
-MINE_SECONDS = 4.0  # a tenant is told the same for so long
-FOR_TENANTS = 2  # of their questions at once
+MINE_SECONDS = 4.0  # how long a tenant's answer is kept
+FOR_TENANTS = 2  # threads for tenants' queries
 GLANCE_EVERY = 1.0
 STATIC = {
     "app.css": "text/css; charset=utf-8",
     "app.js": "text/javascript; charset=utf-8",
     "icon.svg": "image/svg+xml",
 }
-SHOWS_ONLY = pages.trouble("No", 403, "This page shows, and changes nothing.")
-FOREIGN_FORM = pages.trouble("No", 403, "This form was not made by this page. Go back, and load it anew.")
-BREATHE = 9  # a page that takes long is not shown more often than a tenth of the time
+SHOWS_ONLY = pages.trouble("Not allowed", 403, "This page does not allow changes.")
+FOREIGN_FORM = pages.trouble(
+    "Not allowed", 403, "This form is not from this page. Go back and reload the page."
+)
+BREATHE = 9  # a slow page is computed at most a tenth of the time
 
 Shows = Callable[[Ask], Page]
-# At addresses of their names.
+# Served at their names.
 PAGES: tuple[Shows, ...] = (
     *(pages.queues, pages.queue, pages.group, pages.task, pages.workers, pages.failures),
     *(pages.schedules, pages.schedule, pages.upkeep, pages.doctor),
@@ -78,11 +80,11 @@ def asgi(
 ) -> ASGIApp:
     """The page as an ASGI app, to serve or to mount.
 
-    `dsn`: the database; by default FAIRQ_DSN, then DATABASE_URL. A login with fairq_observe sees all but
-    payloads and errors; changes need fairq_admin.
-    `token`: who has it may look. `allow`: who else may, a function of the request, sync or async.
-    `allow_changes`: whether those who may look may change, too; True, or a function of the request.
-    `secret`: what the links of tenants are signed with, see `link`.
+    `dsn`: the database; by default FAIRQ_DSN, then DATABASE_URL. A login with fairq_observe sees everything
+    except payloads and errors; changes need fairq_admin.
+    `token`: lets in whoever has it. `allow`: a function of the request, sync or async, that lets in others.
+    `allow_changes`: whether they may also make changes; True, or a function of the request.
+    `secret`: signs the links for tenants, see `link`.
     """
     return headers_around(_App(Site(dsn), Guard(token, allow), allow_changes, secret).starlette)
 
@@ -117,7 +119,7 @@ class _App:
 
     @contextlib.asynccontextmanager
     async def _watching(self, _: Starlette) -> AsyncIterator[None]:
-        """Where it is served by itself, it sees the slots also while nobody looks. Mounted, only then."""
+        """Look at the slots even while nobody watches. A mounted app has no lifespan, and does not."""
 
         async def watch() -> None:
             while True:
@@ -152,20 +154,20 @@ class _App:
         return answer
 
     def _show(self, shows: Shows, params: Mapping[str, str], changes: bool = False) -> Page:
-        """The page, or what stands in its way."""
+        """The page, or a page about the error."""
         try:
             if any("\0" in value for value in params.values()):
-                raise ValueError("There is no text with U+0000.")
+                raise ValueError("U+0000 is not allowed.")
             with self.site.ask(params, changes=changes) as ask:
                 return replace(shows(ask), now=ask.now)
         except (UnknownQueue, UnknownSchedule, NoSuchTask) as exc:
             return pages.trouble("Not found", 404, exc)
         except KeyError as exc:
-            return pages.trouble("That cannot be shown", 400, f"{exc.args[0]} is missing.")
+            return pages.trouble("Bad request", 400, f"{exc.args[0]} is missing.")
         except (Refused, ValueError) as exc:
-            return pages.trouble("That cannot be shown", 400, exc)
+            return pages.trouble("Bad request", 400, exc)
         except NotAllowed as exc:
-            return pages.trouble("This role of the database may not", 403, exc)
+            return pages.trouble("The database role may not do this", 403, exc)
         except (DatabaseError, psycopg.Error) as exc:
             return pages.trouble("The database does not answer", 503, exc)
 
@@ -181,25 +183,25 @@ class _App:
     # --- A tenant's own view -----------------------------------------------------------------------
 
     async def _mine(self, request: Request) -> Response:
-        """For whoever has a pass: the page, its stream, or JSON. The guard is not asked."""
+        """The page of a pass, its stream, or JSON. The guard does not apply."""
         text = request.query_params.get("pass", "")
         shown = read_pass(self.secret, text, time.time()) if self.secret else None
         if shown is None:
-            return PlainTextResponse("This link is over.", 404)
+            return PlainTextResponse("This link has expired.", 404)
         show = partial(self._standing, shown.queue, shown.group_key)
         if "text/event-stream" in request.headers.get("accept", ""):
             ends = min(STREAM_SECONDS, shown.expires - time.time())
             return self._stream(request, show, ends, json.dumps([shown.queue, shown.group_key]))
         page = await show()
         if page.status != 200:
-            return PlainTextResponse("This cannot be shown now.", page.status)
+            return PlainTextResponse("This page is not available now.", page.status)
         if "application/json" in request.headers.get("accept", ""):
             return JSONResponse(plain(page.shown["mine"]))
         return self._html(request, page, False)
 
     async def _standing(self, queue: str, group_key: str) -> Page:
-        """Whoever asks again and again gets what was said last. What is asked has threads of its own, so that
-        no crowd of tenants keeps operators waiting, nor the database busy."""
+        """A tenant's page, kept for some seconds. Its queries have their own threads, so that many tenants
+        keep neither operators waiting nor the database busy."""
         key = ("mine", queue, group_key)
         if (kept := self.site.found(key)) is not None:
             page: Page = kept
@@ -214,7 +216,7 @@ class _App:
     # --- Changes -----------------------------------------------------------------------------------
 
     async def _plan(self, request: Request, changes: bool) -> Response:
-        """What a change would do; or do it."""
+        """Preview a change, or make it."""
         if refusal := await self._refuse(request):
             return refusal
         if not await asks(self._allow_changes, request):
@@ -238,23 +240,23 @@ class _App:
         of_operators = self._streams[""]
         of_tenants = self._streams.total() - of_operators
         full = of_operators >= STREAMS
-        if tenant:  # tenants take nothing from operators, and none takes all from the others
+        if tenant:  # tenants have their own limit, and each has a smaller one
             full = of_tenants >= STREAMS or self._streams[tenant] >= STREAMS_OF_TENANT
         if full:
             return PlainTextResponse("Too many pages are open.", 503)
         headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
         base = request.scope.get("root_path", "")
-        # Counted before anything is awaited: many may be asked for at once.
+        # Counted before anything is awaited, because many requests may come at once.
         self._streams[tenant] += 1
         return _Stream(self._events(base, show, seconds), headers, partial(self._left, tenant))
 
     def _left(self, tenant: str) -> None:
-        self._streams -= Counter([tenant])  # who has none any more is forgotten
+        self._streams -= Counter([tenant])  # drops zeros
 
     async def _events(
         self, base: str, show: Callable[[], Awaitable[Page]], seconds: float
     ) -> AsyncIterator[str]:
-        """The changing part of a page, whenever it has changed; else a sign of life."""
+        """The live part of a page whenever it has changed, else a comment."""
         ends, before = time.monotonic() + seconds, ""
         while time.monotonic() < ends:
             started = time.monotonic()
@@ -278,7 +280,7 @@ class _App:
         if given and (answer := self.guard.login(request, given)):
             return answer
         shown = {"database": "", "has_token": self.guard.has_token}
-        return self._html(request, Page("login.html", "Who are you?", shown, None, 401), False)
+        return self._html(request, Page("login.html", "Log in", shown, None, 401), False)
 
     async def _login(self, request: Request) -> Response:
         form = await form_of(request)
@@ -300,7 +302,7 @@ class _App:
             return PlainTextResponse(mask(str(exc)), 503)
 
     async def _health(self, request: Request) -> Response:
-        """For probes: whether a page could be shown. It says nothing else, so it asks for no token."""
+        """For probes: whether the database answers. It shows nothing else, so it needs no token."""
 
         def look() -> bool:
             with contextlib.suppress(FairqError, psycopg.Error), self.site.ask():
@@ -317,7 +319,7 @@ class _App:
 
 
 class _Stream(StreamingResponse):
-    """Says when it is over, however that comes."""
+    """Calls `over` when it ends, however that happens."""
 
     def __init__(
         self, events: AsyncIterator[str], headers: Mapping[str, str], over: Callable[[], None]

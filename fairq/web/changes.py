@@ -1,6 +1,6 @@
-"""What may be changed from the page. A change is planned first: what it would do, and how it is done.
+"""Changes from the page. A plan says what a change would do, and does it.
 
-The preview and the deed make the same plan, so nothing is done that was not shown.
+The preview and the change make the same plan, so nothing is done that was not shown.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ SHOWN = 10
 
 @dataclass(frozen=True)
 class Plan:
-    """A change that could be made. `effects` are settings, as they are and as they would be."""
+    """A possible change. `effects` are settings with their values before and after."""
 
     title: str
     button: str
@@ -47,18 +47,18 @@ class Plan:
     effects: list[tuple[str, str, str]] = field(default_factory=list)
     tasks: list[tuple[int, str, str]] = field(default_factory=list)
     keeps: dict[str, str] = field(default_factory=dict)
-    """What the deed is told beside what was asked for."""
+    """Parameters that the change needs in addition to those of the preview."""
     is_empty: bool = False
 
     @property
     def was(self) -> str:
-        """How it stood when it was shown: settings only, for counts move all the time."""
+        """A fingerprint of what was shown; only of settings, because counts change all the time."""
         stood = repr((self.title, self.effects))
         return hashlib.sha256(stood.encode()).hexdigest()[:16]
 
 
 def make_plan(ask: Ask) -> Plan:
-    """What the address or the form asks for. Raises Refused or NoSuchTask; KeyError for nonsense."""
+    """The plan for the address or form. Raises Refused or NoSuchTask; KeyError for an invalid one."""
     return _VERBS[ask.params["verb"]](ask)
 
 
@@ -66,7 +66,7 @@ def make_plan(ask: Ask) -> Plan:
 
 
 def fields(row: Mapping[str, Any], names: tuple[str, ...]) -> list[tuple[str, str, str]]:
-    """Settings for a form: name, label, value."""
+    """Name, label and value of settings, for a form."""
     return [(name, _label(name), _shown(row.get(name), "")) for name in names]
 
 
@@ -102,12 +102,12 @@ def _set(ask: Ask) -> Plan:
     if group_key is not None and changed.get("max_running") is not None:
         held, most = _stands(ask, queue, group_key)[0], changed["max_running"]
         says.append(
-            f"{count(held, 'task')} of it {'holds a slot' if held == 1 else 'hold slots'} now."
-            + (f" They go on; the next one starts when fewer than {most} do." if held > most else "")
+            f"{count(held, 'task')} of it {'runs' if held == 1 else 'run'} now."
+            + (f" They go on; the next one starts when fewer than {most} run." if held > most else "")
         )
     if "weight" in changed and group_key is not None:
         says.append(
-            f"In every round it gets {said('weight', changed['weight'])}, a tenant of weight 1 gets one task."
+            f"In every round it gets {said('weight', changed['weight'])}; a tenant of weight 1 gets one task."
         )
 
     def does() -> str:
@@ -115,7 +115,7 @@ def _set(ask: Ask) -> Plan:
             policies.configure_queue(ask.conn, queue, **changed)
         else:
             policies.configure_group(ask.conn, queue, group_key, **changed)
-        return f"{count(len(changed), 'setting')} changed. The next promotion heeds it."
+        return f"{count(len(changed), 'setting')} changed, from the next promotion on."
 
     return Plan(
         f"Change the settings of {_whom(queue, group_key)}",
@@ -129,18 +129,18 @@ def _set(ask: Ask) -> Plan:
 
 
 def _value(name: str, text: str, kind: type) -> Any:
-    """What was typed, as the setting takes it; nothing takes it away."""
+    """The value for a setting from the typed text; an empty text takes it away."""
     text = text.strip()
     if not text:
         return None
     if kind is timedelta:
         if (length := parse_duration(text)) is None:
-            raise InvalidTime(f"{_label(name)} is {text!r:.60}", "A length of time: 90s, 10m, 1h30m.")
+            raise InvalidTime(f"{_label(name)} is {text!r:.60}", "Enter a length of time: 90s, 10m, 1h30m.")
         return length
     try:
         return int(text) if kind is int else float(text)
     except ValueError:
-        raise OutOfRange(f"{_label(name)} is {text!r:.60}", "A number.") from None
+        raise OutOfRange(f"{_label(name)} is {text!r:.60}", "Enter a number.") from None
 
 
 def _queue(ask: Ask, queue: str) -> dict[str, Any]:
@@ -160,7 +160,7 @@ def _back(queue: str, group_key: str | None) -> tuple[str, dict[str, Any]]:
 
 
 def _stands(ask: Ask, queue: str, group_key: str) -> tuple[int, str, bool]:
-    """How many slots it holds, how many wait, whether it is paused."""
+    """How many of its tasks run, how many wait, and whether it is paused."""
     group_text(group_key)
     (row,) = queries.groups_now(ask.conn, queue=queue, group_keys=[group_key], max_count=COUNTED)
     waiting = max(row.in_line - row.held, 0)
@@ -181,10 +181,10 @@ def _paused(ask: Ask, pause: bool) -> Plan:
         says.append(f"{waiting} waiting, {held:,} running.")
     if pause:
         verb, of_queue, of_group = "Pause", policies.pause_queue, policies.pause_group
-        says.append("What runs goes on, new tasks are taken, none is started.")
+        says.append("Running tasks go on and new ones are accepted, but none start.")
     else:
         verb, of_queue, of_group = "Resume", policies.resume_queue, policies.resume_group
-        says.append("What it missed is not made up for: it goes on in its turn.")
+        says.append("It takes its turns again, without catching up on missed ones.")
     states = "paused", "served"
 
     def does() -> str:
@@ -215,13 +215,13 @@ def _purge(ask: Ask) -> Plan:
     until = _shown_until(ask)
     tasks = queries.group_tasks(ask.conn, queue=queue, group_key=group_key, max_tasks=held + SHOWN)
     return Plan(
-        f"Cancel all that {group_key} has waiting in {queue}",
+        f"Cancel all waiting tasks of {group_key} in {queue}",
         "Cancel them",
         lambda: f"{count(policies.purge_group(ask.conn, queue, group_key, until=until), 'task')} cancelled.",
         _back(queue, group_key),
         [
             f"{waiting} waiting tasks end as cancelled; {held:,} running ones go on.",
-            "Those that come from now on stay. Each can be retried afterwards.",
+            "Later tasks stay. Cancelled ones can be retried one by one.",
         ],
         tasks=[(each.id, each.kind, each.state) for each in tasks if each.worker_id is None][:SHOWN],
         keeps={"until": until.isoformat()},
@@ -230,7 +230,7 @@ def _purge(ask: Ask) -> Plan:
 
 
 def _shown_until(ask: Ask) -> datetime:
-    """When the preview was made: what came or failed later was not in it."""
+    """When the preview was made, because it did not show what came later."""
     until = datetime.fromisoformat(ask.params["until"]) if ask.params.get("until") else ask.now
     if until.utcoffset() is None:
         raise InvalidTime("until has no time zone")
@@ -247,11 +247,11 @@ def _cancel(ask: Ask) -> Plan:
         lambda: "Cancelled." if client.cancel(ask.conn, id) else "It had ended already.",
         ("/task", {"id": id}),
         [
-            "Its worker is told with the next heartbeat; its handler may stop at once, later, or too late."
+            "Its worker learns it with the next heartbeat. The handler may stop at once, later, or too late."
             if runs
             else "It never runs."
         ],
-        # One that has begun since is another matter.
+        # If it has started since, the preview is shown again.
         [("state", "running" if runs else "waiting", "cancelled")],
         tasks=[(id, found["kind"], found["state"])],
         is_empty=found.get("finished_at") is not None,
@@ -271,16 +271,16 @@ def _retry(ask: Ask) -> Plan:
             else "There was nothing to do."
         ),
         ("/task", {"id": id}),
-        ["It gets one attempt more than it had, and its turn behind those of others."]
+        ["It gets one more attempt than it had, and waits for its turn."]
         if has_ended
-        else ["It does not wait for its time any longer."],
+        else ["It no longer waits for its time."],
         tasks=[(id, found["kind"], found["state"])],
         is_empty=found["state"] == "succeeded" or not (has_ended or found["state"] == "scheduled"),
     )
 
 
 def newest_failures(ask: Ask, most: int) -> tuple[dict[str, str | None], list[queries.EndedRow]]:
-    """Which are asked for, and so many of them at most."""
+    """The filter from the address, and at most `most` of the newest failures that match."""
     given = {name: ask.params.get(name) or None for name in ("queue", "group", "kind")}
     return given, queries.ended(
         ask.conn,
@@ -310,8 +310,8 @@ def _retry_all(ask: Ask) -> Plan:
         f"Retry {count(len(found), 'task')}",
         does,
         ("/failures", given),
-        [f"{count(len(found), 'failed task')} of {count(groups, 'tenant')}, each with one attempt more."]
-        + ([f"These are the newest {MOST:,}; do it again for more."] if len(found) == MOST else []),
+        [f"{count(len(found), 'failed task')} of {count(groups, 'tenant')}, each with one more attempt."]
+        + ([f"These are the newest {MOST:,}; repeat this for more."] if len(found) == MOST else []),
         tasks=[(each.id, each.kind, each.outcome) for each in found[:SHOWN]],
         keeps={"until": until.isoformat()},
         is_empty=not found,
@@ -343,9 +343,9 @@ def _paused_schedule(ask: Ask, pause: bool) -> Plan:
         does,
         _back_to_schedule(row),
         [
-            f"By its rule it fires {fires}; not until it is resumed. Tasks that it created stay."
+            f"Its rule is {fires}. It does not fire until it is resumed. Tasks that it created stay."
             if pause
-            else f"It fires {fires}. What passed meanwhile is not made up for."
+            else f"It fires {fires}. Missed ticks are not made up for."
         ],
         [("state", states[not is_paused], states[not pause])],
         is_empty=is_paused is pause,
@@ -364,7 +364,7 @@ def _run_schedule(ask: Ask) -> Plan:
         "Run it now",
         does,
         _back_to_schedule(row),
-        [f"One task of kind {row['kind']} in queue {row['queue']}, in its tenant's turn. Its ticks stay."],
+        [f"Creates a task of kind {row['kind']} in queue {row['queue']}, in addition to its ticks."],
         [("its last task", str(row["last_task_id"] or "none"), "a new one")],
     )
 

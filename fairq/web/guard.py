@@ -1,4 +1,4 @@
-"""Who may look, who may change, and what a browser may do with a page."""
+"""Who may see the page and make changes, and what a browser may do with it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ HERE = ("localhost", "127.0.0.1", "::1")
 COOKIE, CSRF_COOKIE = "fairq_web", "fairq_csrf"
 LONGEST_FORM = 64 * 1024
 
-# Nothing from elsewhere, nothing inline, no frames: a tenant's text stays text, even where escaping fails.
+# Nothing from elsewhere, nothing inline, no frames: a tenant's text stays text, even if escaping fails.
 HEADERS = {
     "content-security-policy": "default-src 'none'; style-src 'self'; script-src 'self'; img-src 'self'; "
     "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
@@ -37,7 +37,7 @@ HEADERS = {
 
 
 def headers_around(app: ASGIApp) -> ASGIApp:
-    """The same headers on every answer, errors included. What shows data is kept by nobody."""
+    """Set the same headers on every answer, errors included. Answers with data are not cached."""
 
     async def guarded(scope: Scope, receive: Receive, send: Send) -> None:
         async def with_headers(message: Message) -> None:
@@ -53,28 +53,28 @@ def headers_around(app: ASGIApp) -> ASGIApp:
 
 
 def from_here(request: Request) -> bool:
-    """A browser on this machine, that was told to come here: names are rebound by those who own them."""
+    """Whether a browser on this machine asked for this host: the owner of a name may point it here."""
     host = _split(f"//{request.headers.get('host', '')}").hostname
     client = request.client.host if request.client else ""
     return host in HERE and client in ("127.0.0.1", "::1", "testclient")
 
 
 class Guard:
-    """Lets in who has the token, or whom the rule allows."""
+    """Lets in whoever has the token, or is allowed by the rule."""
 
     def __init__(self, token: str | None, allow: Rule | None) -> None:
         if not token and allow is None:
             raise ConfigurationError(
-                "who may look at the page?",
-                "Pass token=…, or allow=, a function of the request: True lets it in.",
+                "nobody may see the page",
+                "Pass token=…, or allow=…, a function of the request that returns True to let it in.",
             )
         if token and len(token) < SHORTEST_TOKEN:
             raise ConfigurationError(
                 f"the token has {len(token)} characters",
-                f"At least {SHORTEST_TOKEN}: python -c 'import secrets; print(secrets.token_urlsafe())'",
+                f"It needs {SHORTEST_TOKEN}: python -c 'import secrets; print(secrets.token_urlsafe())'",
             )
         self._token, self._allow, self.has_token = token, allow, bool(token)
-        # The cookie is not the token: whoever sees one cannot write the other.
+        # The cookie is not the token: neither can be computed from the other without the token.
         self._cookie = hmac.digest((token or "").encode(), b"fairq cookie", hashlib.sha256).hex()
 
     async def admits(self, request: Request) -> bool:
@@ -87,11 +87,11 @@ class Guard:
         return self._allow is not None and await asks(self._allow, request)
 
     def login(self, request: Request, given: str) -> Response | None:
-        """To the page without the token in its address, and from now on known by a cookie."""
+        """With the right token, set a cookie and redirect to the address without the token."""
         if not self._token or not _same(given, self._token):
             return None
         answer = RedirectResponse(request.scope.get("root_path", "") + "/", 303)
-        # Lax: a link in a message may lead here. What changes something has a check of its own.
+        # Lax, because links in messages may lead here. Changes have their own check.
         _give_cookie(request, answer, COOKIE, self._cookie, "lax")
         return answer
 
@@ -109,7 +109,7 @@ async def asks(rule: Rule, request: Request) -> bool:
 
 
 def _split(address: str) -> SplitResult:
-    """An address that a stranger sent; nothing where it is none."""
+    """The parts of an address that a stranger sent; empty if it is invalid."""
     try:
         return urlsplit(address)
     except ValueError:
@@ -124,7 +124,7 @@ def _same(given: str, wanted: str) -> bool:
 
 
 async def form_of(request: Request) -> dict[str, str]:
-    """The fields of a form; nothing of one that is too long."""
+    """The fields of a form; none if it is too long."""
     body = b""
     async for chunk in request.stream():
         body += chunk
@@ -143,7 +143,7 @@ def keep_csrf(request: Request, answer: Response, csrf: str) -> None:
 
 
 def wears_csrf(request: Request, form: dict[str, str]) -> bool:
-    """Whether a form came from a page of ours: the browser says so, and it repeats our cookie."""
+    """Whether a form came from our page: the browser says so, and the form repeats our cookie."""
     cookie = request.cookies.get(CSRF_COOKIE, "")
     site = request.headers.get("sec-fetch-site")
     origin = request.headers.get("origin")

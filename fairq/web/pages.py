@@ -1,6 +1,6 @@
-"""What each page shows. A page is a function from a question to a template and what stands in it.
+"""What each page shows. A page is a function from a request to a template and its content.
 
-None of them reads more than a bounded number of rows: a count that reaches its bound is "at least".
+Each reads a bounded number of rows; a count that reaches its bound is shown as "at least".
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from fairq.web import changes, timeline
 from fairq.web.site import Ask, Page, less
 from fairq.web.standing import standing
 
-GROUPS = 40  # of a page
-FEW, MANY = 1_001, 100_001  # what is counted of each group of a page, and of the few that have more
+GROUPS = 40  # per page
+FEW, MANY = 1_001, 100_001  # bounds of counts: of each group on a page, and of the few that have more
 TASKS = 25
 SCHEDULES = 100
 TICKS = 5
@@ -44,7 +44,7 @@ AXIS_SEEN, AXIS_HOUR = ("2 min ago", "1 min", "now"), ("1 h ago", "30 min", "now
 
 
 def shares(ask: Ask) -> Page:
-    """What the ledger says, the busiest first; or all groups that have tasks, by name."""
+    """The ledger's groups, busiest first; or all groups with tasks, by name."""
     names = queries.queue_names(ask.conn)
     queue = _queue(ask, names)
     time = ask.params.get("time", "")
@@ -106,7 +106,7 @@ def shares(ask: Ask) -> Page:
 
 
 def _last_hour(ask: Ask, queue: str, until: datetime) -> timeline.Picture:
-    """By minutes of the ledger; it ends where that does, half a minute ago."""
+    """The last hour, by minutes of the ledger, which ends half a minute ago."""
     since = ask.now.replace(second=0, microsecond=0) - timeline.HOUR
     named: Any = {"queue": queue, "since": since, "until": until, "max_groups": timeline.COLORS}
     rows = ask.site.kept(("minutes", queue, until), 30, lambda: queries.minutes(ask.conn, **named))
@@ -114,7 +114,7 @@ def _last_hour(ask: Ask, queue: str, until: datetime) -> timeline.Picture:
 
 
 def _queue(ask: Ask, names: list[str]) -> str:
-    """The queue that was asked for; else one that has something to show."""
+    """The requested queue; else one that has something to show."""
     asked = ask.params.get("queue")
     if asked is not None and asked in names:
         return asked
@@ -130,7 +130,7 @@ def _queue(ask: Ask, names: list[str]) -> str:
 
 
 def _groups(ask: Ask, queue: str, keys: list[str]) -> list[tuple[queries.GroupsNowRow, int, str]]:
-    """How these groups stand: how many of each wait, and why the next one does, if not for its turn."""
+    """The state of these groups: how many tasks wait, and why the next one does, if not for its turn."""
     found = {
         each.group_key: each
         for each in queries.groups_now(ask.conn, queue=queue, group_keys=keys, max_count=FEW)
@@ -220,7 +220,7 @@ def task(ask: Ask) -> Page:
 
 
 def _pretty(text: str | None) -> str | None:
-    """JSON for people; as it is where it was cut off, or is too deep."""
+    """Indented JSON; unchanged if it was cut off, or is too deep."""
     if text is None:
         return None
     if len(text) >= LONGEST_BODY:
@@ -273,7 +273,7 @@ def schedules(ask: Ask) -> Page:
 
 
 def schedule(ask: Ask) -> Page:
-    """One schedule: what it says, and when it fires next."""
+    """One schedule, and when it fires next."""
     row = changes.stored_schedule(ask)
     times = [] if row["paused_at"] else upcoming(row, ask.now, TICKS)
     return Page("schedule.html", row["name"], {"row": row, "times": times}, every=5.0)
@@ -286,7 +286,7 @@ def upkeep(ask: Ask) -> Page:
 
 
 def doctor(ask: Ask) -> Page:
-    """The round of `fairq doctor`. It counts live tasks and listens for a notice: on demand."""
+    """The checks of `fairq doctor`. Only on demand, because they count live tasks and wait for a notice."""
     shown = upkeep(ask).shown | {"findings": [*examine(ask.site.dsn, None)]}
     return Page("upkeep.html", "Doctor", shown, every=None)
 
@@ -295,7 +295,7 @@ def doctor(ask: Ask) -> Page:
 
 
 def mine(ask: Ask) -> Page:
-    """What a pass shows. Nothing else of the question counts."""
+    """A tenant's own view."""
     found = standing(ask.conn, ask.params["queue"], ask.params["group"])
     return Page("mine.html", "Where you stand", {"mine": found}, every=5.0)
 
@@ -305,7 +305,7 @@ def mine(ask: Ask) -> Page:
 
 def preview(ask: Ask, note: str = "", status: int = 200) -> Page:
     plan = changes.make_plan(ask)
-    # What names the target goes into the address: a line's end in a field is sent as two characters.
+    # The target goes into the address, because browsers change line ends in form fields.
     target = {name: value for name, value in ask.params.items() if name in changes.TARGET}
     names = {*changes.OF_QUEUE, *changes.OF_GROUP}
     typed = {name: value for name, value in ask.params.items() if name in names}
@@ -314,10 +314,10 @@ def preview(ask: Ask, note: str = "", status: int = 200) -> Page:
 
 
 def change(ask: Ask) -> Page:
-    """Do what was shown; show it again where that is not what it would do any more."""
+    """Make the change that was shown, or show it again if it would now do something else."""
     plan = changes.make_plan(ask)
     if plan.is_empty or plan.was != ask.params.get("was"):
-        return preview(ask, "It stands otherwise by now: look again.", 409)
+        return preview(ask, "Something has changed meanwhile: look again.", 409)
     return Page("changed.html", plan.title, {"text": plan.does(), "back": plan.back}, None)
 
 

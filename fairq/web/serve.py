@@ -1,4 +1,4 @@
-"""The page on a port, for as long as somebody wants it."""
+"""Serves the page on a port."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 PORT = 8377
-GRACE_SECONDS = 1  # of streams that are open when it ends: a browser asks again
+GRACE_SECONDS = 1  # for open streams when it ends; browsers reconnect
 
 
 def server(app: ASGIApp) -> uvicorn.Server:
@@ -34,7 +34,7 @@ def bound(host: str, port: int) -> socket.socket:
 
 @contextlib.contextmanager
 def in_background(app: ASGIApp) -> Iterator[str]:
-    """Serve this machine while something else happens, at the usual port where it is free."""
+    """Serve this machine in a thread, at the usual port if it is free. Yields the address."""
     try:
         listening = bound("127.0.0.1", PORT)
     except OSError:

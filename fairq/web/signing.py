@@ -1,7 +1,7 @@
-"""Passes: texts that show one tenant his own standing until they expire. Pure functions.
+"""Passes: texts that let one tenant see its own standing until they expire. Pure functions.
 
-A pass names the queue, the group and the time until which it holds, and carries an HMAC of exactly that text.
-Nothing is looked up, so nothing has to be stored; whoever has the secret can make any pass.
+A pass has the queue, the group and the time at which it expires, with an HMAC of that text. So nothing has to
+be stored or looked up; whoever has the secret can make any pass.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from urllib.parse import urlencode
 from fairq.errors import ConfigurationError
 
 SHORTEST_SECRET = 16
-LONGEST_PASS = 8192  # a key has at most some hundred bytes; nobody decodes megabytes for us
+LONGEST_PASS = 8192  # do not decode megabytes; a key has at most some hundred bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """Whose standing it shows. `expires` is in seconds since 1970."""
+    """The content of a pass. `expires` is in seconds since 1970."""
 
     queue: str
     group_key: str
@@ -31,7 +31,7 @@ class Pass:
 
 
 def link(secret: str | bytes, queue: str, group_key: str, *, seconds: float) -> str:
-    """A path below the page, to be shown to one tenant: `mine?pass=…`. It works for so many seconds."""
+    """A path below the page for one tenant, `mine?pass=…`, which works for so many seconds."""
     shown = Pass(queue, group_key, int(time.time() + seconds))
     return "mine?" + urlencode({"pass": sign_pass(secret, shown)})
 
@@ -42,14 +42,14 @@ def sign_pass(secret: str | bytes, shown: Pass) -> str:
 
 
 def read_pass(secret: str | bytes, text: str, now: float) -> Pass | None:
-    """What a pass says; None when it was not signed with this secret, or is over."""
+    """The content of a pass; None if it was not signed with this secret, or has expired."""
     if len(text) > LONGEST_PASS or text.count(".") != 1:
         return None
     try:
         said, mac = map(_bytes, text.split("."))
     except (ValueError, binascii.Error):
         return None
-    # One text has one spelling: base64 leaves bits unused, and they count, too.
+    # Base64 has unused bits; accept only the one spelling that we make.
     if text != f"{_text(said)}.{_text(mac)}" or not hmac.compare_digest(mac, _mac(secret, said)):
         return None
     queue, group_key, expires = json.loads(said)
@@ -57,7 +57,7 @@ def read_pass(secret: str | bytes, text: str, now: float) -> Pass | None:
 
 
 def check_secret(secret: str | bytes) -> None:
-    """Raises ConfigurationError: too short."""
+    """Raise ConfigurationError if the secret is too short."""
     _mac(secret, b"")
 
 

@@ -1,4 +1,4 @@
-"""What a page needs of the world: the database, the templates, and what was seen of the slots."""
+"""What pages need: the database, the templates, and what was seen of the slots."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ from fairq.web.timeline import Looks
 
 T = TypeVar("T")
 
-TIMEOUT = "5s"  # of a statement: a page must not become the load
+TIMEOUT = "5s"  # of a statement, so that a page does not become the load
 CHANGE_TIMEOUT = "1min"
-CONNECTIONS = 8  # at once; whoever comes later waits for one
+CONNECTIONS = 8  # at once; further requests wait for one
 LOOK_EVERY = timedelta(seconds=0.9)
 
 
 @dataclass(frozen=True)
 class Ask:
-    """A question: what the address says, on a connection."""
+    """A request: its parameters, on a connection."""
 
     site: Site
     conn: Connection
@@ -48,7 +48,7 @@ class Ask:
 
 @dataclass(frozen=True)
 class Page:
-    """A template with what it shows. A live one is shown again every so many seconds."""
+    """A template with its content. A live page is refreshed every so many seconds."""
 
     template: str
     title: str
@@ -56,7 +56,7 @@ class Page:
     every: float | None = 2.0
     status: int = 200
     now: datetime | None = None
-    """When the database was asked; None: it was not."""
+    """The database's time; None: it was not asked."""
 
 
 class AtLeast(int):
@@ -64,7 +64,7 @@ class AtLeast(int):
 
 
 def less(in_line: int, others: int, most: int) -> int:
-    """A count without those others, which are in it; it went up to a bound."""
+    """A count up to a bound, minus others that it includes."""
     left = max(min(in_line, most - 1) - others, 0)
     return AtLeast(left) if in_line >= most else left
 
@@ -95,7 +95,7 @@ class Site:
             "moment": lambda at: "" if at is None else f"{at:%Y-%m-%d %H:%M:%S}",
         }
         parts: Any = self._templates.get_template("parts.html").module
-        # As globals: the changing part of a page is made without what stands at the head of its template.
+        # As globals, because the live part of a page is rendered without the head of its template.
         macros = {
             name: getattr(parts, name)
             for name in ("bar", "debt_bar", "many", "pause_of", "settings_form", "share_bar", "state_of")
@@ -105,13 +105,13 @@ class Site:
 
     @contextlib.contextmanager
     def ask(self, params: Mapping[str, str] | None = None, *, changes: bool = False) -> Iterator[Ask]:
-        """A transaction for one page. Whatever a page does, it changes nothing, unless it is there to."""
+        """A transaction for one page, read only unless it `changes` something."""
         with self._connections, contextlib.closing(connect(self.dsn)) as conn, translating():
             if not self._checked:
                 install.check_version(conn)
                 self._checked = True
             conn.read_only, timeout = not changes, CHANGE_TIMEOUT if changes else TIMEOUT
-            # One moment for the whole page. What changes promotes, and that wants READ COMMITTED.
+            # One snapshot for the whole page. Changes promote, which needs READ COMMITTED.
             if not changes:
                 conn.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
             with conn.transaction():
@@ -119,13 +119,13 @@ class Site:
                 yield Ask(self, conn, begun.now, params or {})
 
     def found(self, key: tuple[Any, ...]) -> Any:
-        """The answer that is kept, if there is one."""
+        """The cached answer, if there is one."""
         with self._guard:
             until, answer = self._kept.get(key, (0.0, None))
         return answer if until > time.monotonic() else None
 
     def kept(self, key: tuple[Any, ...], seconds: float, ask: Callable[[], T]) -> T:
-        """An answer that costs something, asked once for all who look within so many seconds."""
+        """An expensive answer, cached for so many seconds."""
         answer: T | None = self.found(key)
         if answer is None:
             answer = ask()
@@ -136,7 +136,7 @@ class Site:
         return answer
 
     def look(self, ask: Ask) -> None:
-        """See who has the slots now, unless somebody has just done so."""
+        """Record who has the slots now, unless that was just done."""
         if self.looks.is_due(ask.now, LOOK_EVERY):
             queues = queries.queue_names(ask.conn)
             held = [(each.queue, each.group_key, each.slots) for each in queries.held_now(ask.conn)]
@@ -146,7 +146,7 @@ class Site:
         return self._templates.get_template(page.template).render(self._context(page, base) | more)
 
     def live(self, page: Page, base: str, **more: Any) -> str:
-        """The part of a page that changes by itself."""
+        """The live part of a page."""
         template = self._templates.get_template(page.template)
         context = template.new_context(self._context(page, base) | more)
         return "".join(template.blocks["live"](context))
@@ -166,7 +166,7 @@ _MOMENT = re.compile(r"\b(\d{4}-\d\d-\d\d) (\d\d:\d\d:\d\d)(?:\.\d+)?[+-]\d\d(?:
 
 
 def reason_text(reason: str, group_key: str | None = None) -> str:
-    """The engine's words, with times as pages have them, and without the name of whom they stand beside."""
+    """The engine's reason, with shorter times, and without the name of the group that it stands beside."""
     return clean(_MOMENT.sub(r"\1 \2", reason.removeprefix(f'group "{group_key}": ')))
 
 
@@ -179,7 +179,7 @@ _versions: dict[str, str] = {}
 
 
 def version_of(name: str) -> str:
-    """Of a static file: it may be kept for as long as it has this name."""
+    """The version of a static file, which a browser may cache for ever."""
     if name not in _versions:
         content = resources.files("fairq.web").joinpath("static", name).read_bytes()
         _versions[name] = hashlib.sha256(content).hexdigest()[:12]

@@ -1,4 +1,4 @@
-"""What a tenant may know: where he stands, and when his turn comes. Nothing of anybody else."""
+"""What a tenant may know: where it stands, and when its turn comes. Nothing about others."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from fairq.options import check_text, group_text
 from fairq.queries import web as queries
 
 MOST = 10_001
-GROUPS = 100  # whose backlogs count for when somebody is through
+GROUPS = 100  # whose backlogs count for the estimate
 SECONDS = 600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Standing:
-    """How a tenant stands in a queue. `waiting` counts to 10,000. Shares are of the last ten minutes."""
+    """A tenant's state in a queue. `waiting` counts to 10,000. Shares are of the last ten minutes."""
 
     queue: str
     group_key: str
@@ -26,23 +26,24 @@ class Standing:
     waiting: int
     waiting_since: datetime | None
     ahead: int | None
-    """Tasks of anybody before its next one; None: it has none in the order yet."""
+    """How many tasks of anybody come before its next one; None: it has none in the order yet."""
     eta_seconds: float | None
-    """Until all that waits is through, if nothing else comes; None: unknown, or nothing waits."""
+    """Until all waiting tasks are done, if no others come; None: unknown, or nothing waits."""
     share: float | None
-    """The part of all that it was entitled to, and what it received."""
+    """The part of all that it was entitled to."""
     received: float | None
+    """The part of all that it received."""
     budget: float | None
-    """What it may use per period, what is left of that, and until when; None: it has no budget."""
+    """What it may use per period; None: it has no budget."""
     budget_left: float | None
     budget_renews_at: datetime | None
     held_back_by: str | None
-    """What holds it back beside its turn: its own limits, or something that is shared."""
+    """What it waits for besides its turn: its own limits, or a shared one."""
 
 
 @on_connection
 def standing(queue: str, group_key: str) -> Steps[Standing]:
-    """Say how a tenant stands. The connection needs fairq_observe."""
+    """A tenant's state in a queue. Needs the rights of `fairq_observe`."""
     names = {"queue": check_text("queue", queue), "group_key": group_text(group_key)}
     rows: list[ledger.Share] = yield ledger.shares_call(queue, SECONDS, GROUPS, names["group_key"])
     row: queries.StandingRow | None = yield queries.standing.call(**names, max_count=MOST)
@@ -67,7 +68,7 @@ def standing(queue: str, group_key: str) -> Steps[Standing]:
 
 
 def _own(reason: str | None, group_key: str) -> str | None:
-    """The engine names queues, keys and tasks of others; a tenant hears of his own limits only."""
+    """The reason for a tenant: only its own limits, because others would name queues, keys and tasks."""
     if reason is None:
         return None
     own = f'group "{group_key}": '

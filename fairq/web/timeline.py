@@ -1,4 +1,4 @@
-"""Who had the slots, from one look to the next, and the picture of it. No clock, no I/O."""
+"""Who had the slots over time, and the chart of it. No clock, no I/O."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from math import ceil
 
 from fairq.queries.web import MinutesRow
 
-LENGTH = timedelta(minutes=2)  # of what was seen
+LENGTH = timedelta(minutes=2)  # of looks
 HOUR = timedelta(hours=1)  # of the ledger
-LONGEST_GAP = timedelta(seconds=5)  # of a longer one nothing is known: it stays empty
+LONGEST_GAP = timedelta(seconds=5)  # longer gaps between looks stay empty
 WIDTH, HEIGHT = 1200, 200
 COLORS = 7  # and one more for all others
 
-Limit = tuple[datetime, float, int]  # from when on, for how long, how many slots there are
+Limit = tuple[datetime, float, int]  # start, seconds, number of slots
 Box = tuple[float, float, float, float]  # left, right, upper, lower
 
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """The slots of a queue at a moment, by group."""
+    """A queue's slots at a moment, by group."""
 
     at: datetime
     slots: Mapping[str, int]
 
 
 class Looks:
-    """The looks of the last two minutes, of every queue. For threads."""
+    """The looks of the last two minutes, for every queue. Thread-safe."""
 
     def __init__(self) -> None:
         self._guard = threading.Lock()
@@ -64,7 +64,7 @@ class Looks:
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """A length of time, and who had how many slots in it, on average."""
+    """A stretch of time, and how many slots each group had in it, on average."""
 
     at: datetime
     seconds: float
@@ -72,7 +72,7 @@ class Stretch:
 
 
 def stretches(looks: Sequence[Look]) -> list[Stretch]:
-    """Each look, for as long as it stands: until the next one."""
+    """The looks, each lasting until the next one."""
     return [
         Stretch(look.at, (following.at - look.at).total_seconds(), look.slots)
         for look, following in pairwise(looks)
@@ -81,7 +81,7 @@ def stretches(looks: Sequence[Look]) -> list[Stretch]:
 
 
 def minutes(rows: Iterable[MinutesRow], until: datetime) -> tuple[list[Stretch], list[Limit]]:
-    """Worker seconds of the ledger, which is written up to a time, as slots; and how many there were."""
+    """The ledger's worker seconds, written up to `until`, as slots; and how many slots there were."""
     found: list[Stretch] = []
     limits: list[Limit] = []
     for minute, of_minute in groupby(rows, lambda row: row.minute):
@@ -104,7 +104,7 @@ def totals(found: Iterable[Stretch]) -> Counter[str]:
 
 @dataclass(frozen=True, slots=True)
 class Band:
-    """What belongs to a group: an SVG path, the number of its color, and its part of all."""
+    """A group's part of the chart: an SVG path, the number of its color, and its part of all."""
 
     group_key: str | None  # None: all others
     path: str
@@ -114,7 +114,7 @@ class Band:
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """Bands from the bottom to the top, and the line of the slots there are: SVG paths."""
+    """Bands from bottom to top, and the line of available slots, as SVG paths."""
 
     bands: list[Band]
     top: int
@@ -123,14 +123,14 @@ class Picture:
 
 
 def draw(found: Sequence[Stretch], limits: Sequence[Limit], now: datetime, length: timedelta) -> Picture:
-    """Some time, now at the right edge. The groups that had most have colors of their own; '' has none."""
+    """The chart of `length`, up to now. The groups with the most have their own colors; '' has none."""
     had = totals(found)
     everything = sum(had.values()) or 1
-    # Who has a color keeps it while others come and go: by name, among those with the most.
+    # Colors go by name among the groups with the most, so they stay while other groups come and go.
     named = sorted((each for each in had.items() if each[0]), key=lambda each: (-each[1], each[0]))
     shown = sorted(key for key, _ in named[:COLORS])
     color_of = {key: number for number, key in enumerate(shown)}
-    # Sums of parts of a minute end a hair above the slots there are.
+    # Sums of fractions may end slightly above the available slots.
     top = ceil(
         max([1, *(slots for *_, slots in limits), *(sum(each.slots.values()) for each in found)]) - 0.01
     )
@@ -165,7 +165,7 @@ def draw(found: Sequence[Stretch], limits: Sequence[Limit], now: datetime, lengt
 
 
 def _path(boxes: Iterable[Box]) -> str:
-    """Rectangles, those side by side of equal height as one."""
+    """The SVG path of rectangles; adjacent ones of equal height are joined."""
     joined: list[Box] = []
     for left, right, upper, lower in boxes:
         if joined and joined[-1][2:] == (upper, lower) and abs(joined[-1][1] - left) < 0.5:

@@ -98,7 +98,7 @@ def test_a_schedule_is_paused_resumed_and_run(conn: Conn, browser: Browser) -> N
     assert run(conn, "select from fairq.tasks") == []
     confirm(browser, seen)
     assert run(conn, "select group_key, kind from fairq.tasks") == [("bob", "parse")]
-    assert "It stands otherwise by now" in confirm(browser, seen, 409).text, "sent twice, it runs once"
+    assert "Something has changed meanwhile" in confirm(browser, seen, 409).text, "sent twice, it runs once"
     assert one(conn, "select count(*) from fairq.tasks") == 1
     preview(browser, 404, verb="run-schedule", name="report", group="nobody")
 
@@ -131,7 +131,7 @@ def test_what_somebody_else_changed_meanwhile_is_shown_again(conn: Conn, browser
     seen = preview(browser, verb="set", queue="default", group="bob", weight="3")
     run(conn, "select fairq.configure_group('default', 'bob', '{\"weight\": 2}')")
     again = confirm(browser, seen, 409)
-    assert "It stands otherwise by now" in again.text
+    assert "Something has changed meanwhile" in again.text
     assert one(conn, "select weight from fairq.groups") == 2
     confirm(browser, again)
     assert one(conn, "select weight from fairq.groups") == 3
@@ -140,10 +140,10 @@ def test_what_somebody_else_changed_meanwhile_is_shown_again(conn: Conn, browser
 @pytest.mark.parametrize(
     ("asked", "said"),
     [
-        ({"weight": "much"}, "A number"),
+        ({"weight": "much"}, "Enter a number"),
         ({"weight": "-1"}, "weight"),
-        ({"max_running": "1.5"}, "A number"),
-        ({"rate_period": "soon"}, "A length of time"),
+        ({"max_running": "1.5"}, "Enter a number"),
+        ({"rate_period": "soon"}, "Enter a length of time"),
     ],
 )
 def test_what_is_no_setting_is_refused(
@@ -196,7 +196,7 @@ def test_what_began_after_the_preview_is_shown_again(conn: Conn, browser: Browse
     worker = one(conn, "select fairq.register_worker('w', array['default'], 1)")
     run(conn, "select fairq.pop_tasks('default', 1, %s)", worker)
     again = confirm(browser, seen, 409)
-    assert "Its worker is told" in again.text
+    assert "Its worker learns it" in again.text
     assert run(conn, "select from fairq.cancellations") == []
     confirm(browser, again)
     assert run(conn, "select task_id from fairq.cancellations") == [(task,)]

@@ -75,4 +75,4 @@ def test_the_address_that_it_prints_opens_the_page_whatever_the_token_is(databas
 def test_a_short_token_is_refused(database: Database) -> None:
     done = fairq(database, "web", "--token", "short")
     assert done.exit_code == 2
-    assert "At least 16" in done.stderr
+    assert "It needs 16" in done.stderr

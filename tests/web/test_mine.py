@@ -103,7 +103,7 @@ def test_without_a_pass_that_holds_nothing_is_shown(
 ) -> None:
     for headers in ({}, {"accept": "application/json"}, {"accept": "text/event-stream"}):
         answer = browser.get(f"/mine?pass={quote(text)}", headers)
-        assert (answer.status_code, answer.text) == (404, "This link is over.")
+        assert (answer.status_code, answer.text) == (404, "This link has expired.")
 
 
 def test_a_pass_opens_nothing_else(conn: psycopg.Connection[Any], browser: Browser) -> None:

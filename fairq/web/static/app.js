@@ -1,4 +1,4 @@
-// Keeps a page fresh: the server sends its changing part, whenever that has changed. Nothing here is needed to read it.
+// Refreshes a page: the server sends its live part whenever that has changed. The page also works without this.
 "use strict";
 (() => {
   const live = document.querySelector("[data-live]");
@@ -12,7 +12,7 @@
 
   const show = (html) => {
     const chosen = document.getSelection();
-    if (!chosen.isCollapsed && live.contains(chosen.anchorNode)) return; // somebody is copying from it
+    if (!chosen.isCollapsed && live.contains(chosen.anchorNode)) return; // keep a selection
     const focused = live.contains(document.activeElement) && document.activeElement.getAttribute("href");
     const open = [...live.querySelectorAll("details")].map((each) => each.open);
     live.replaceChildren(...new DOMParser().parseFromString(html, "text/html").body.childNodes);
