@@ -3,5 +3,5 @@
 import os
 from pathlib import Path
 
-# matplotlib keeps a list of fonts. Into the clone with it: nothing here writes into the home folder.
+# Keeps matplotlib's list of fonts in the clone, not in the home folder.
 os.environ.setdefault("MPLCONFIGDIR", str(Path(__file__).resolve().parents[1] / ".cache" / "matplotlib"))

@@ -67,22 +67,22 @@ scale_option = click.option(
     type=click.Choice(list(harness.SCALES)),
     default="quick",
     show_default=True,
-    help="How large: tiny proves that all works, quick takes minutes, report half an hour, full a night.",
+    help="The size: tiny only proves that all works, quick takes minutes, report half an hour, full a night.",
 )
 dsn_option = click.option(
     "--dsn",
-    help="An existing server to measure on; a database is made and dropped there. Else a server is started.",
+    help="Measure in a temporary database on this server, instead of starting one.",
 )
 out_option = click.option(
     "--out",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="Where the JSON lines go; plans go into the folder plans beside them.",
+    help="The file for JSON lines. Plans go into the folder plans beside it.",
 )
 
 draft_option = click.option(
     "--draft",
     is_flag=True,
-    help="Measure although something is not committed. The results say that they are a draft.",
+    help="Measure with uncommitted changes. The results are marked as a draft.",
 )
 
 
@@ -91,8 +91,10 @@ draft_option = click.option(
 @scale_option
 @dsn_option
 @out_option
-@click.option("--without", "without", multiple=True, type=click.Choice(list(NAMES)), help="All but these.")
-@click.option("--repetitions", type=click.IntRange(1), help="How often, instead of what the scale says.")
+@click.option(
+    "--without", "without", multiple=True, type=click.Choice(list(NAMES)), help="Leave out this one."
+)
+@click.option("--repetitions", type=click.IntRange(1), help="How often to repeat. Default: by the scale.")
 @draft_option
 def run(
     names: tuple[str, ...],
@@ -103,7 +105,7 @@ def run(
     repetitions: int | None,
     draft: bool,
 ) -> None:
-    """Run benchmarks, all or those named, and show what they measured.
+    """Run all benchmarks, or those named, and show the results.
 
     \b
     Examples:
@@ -112,7 +114,7 @@ def run(
 
     \b
     Exit codes:
-      0  all were run
+      0  all ran
       1  one of them failed
       2  wrong usage
     """
@@ -128,11 +130,11 @@ def run(
 @out_option
 @draft_option
 def explain(scale: str, dsn: str | None, out: Path | None, draft: bool) -> None:
-    """Show what a pop visits in five designs, as backlog and groups grow.
+    """Show what a pop visits in five designs.
 
-    Plain FIFO, a window function, a lateral join per group, block ids given at creation, and fairq: each
-    under EXPLAIN (ANALYZE, BUFFERS, WAL) on the same tasks, one group holding half. The plans are kept as
-    text.
+    The designs are plain FIFO, a window function, a lateral join per group, block ids assigned at creation,
+    and fairq, with growing backlogs and groups. Each runs under EXPLAIN (ANALYZE, BUFFERS, WAL) on the same
+    tasks, half of them of one group. The plans are kept as text.
 
     \b
     Examples:
@@ -157,7 +159,7 @@ def explain(scale: str, dsn: str | None, out: Path | None, draft: bool) -> None:
 @click.option(
     "--out",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="The page; its plots go beside it. Default: beside the first file of results.",
+    help="The page, with its plots beside it. Default: beside the first file of results.",
 )
 @click.option(
     "--images", type=click.Path(path_type=Path, file_okay=False), help="Another folder for the plots."
@@ -165,10 +167,12 @@ def explain(scale: str, dsn: str | None, out: Path | None, draft: bool) -> None:
 @click.option(
     "--tables",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="Where all values go. Default: beside the page, with -tables behind its name.",
+    help="The page with all values. Default: beside the page, with -tables after its name.",
 )
 def report(results: tuple[Path, ...], out: Path | None, images: Path | None, tables: Path | None) -> None:
-    """Make a Markdown page with plots from results, and a second one with all values.
+    """Make a Markdown page with plots from results.
+
+    A second page has all values.
 
     \b
     Examples:
@@ -196,11 +200,13 @@ def report(results: tuple[Path, ...], out: Path | None, images: Path | None, tab
     type=click.FloatRange(0),
     default=10,
     show_default=True,
-    help="Percent that a value may be worse in any case; twice the spread of both runs, where that is more.",
+    help="By how many percent a value may be worse, or by twice the spread of both runs if that is more.",
 )
-@click.option("--all", "everything", is_flag=True, help="Show what did not change, too.")
+@click.option("--all", "everything", is_flag=True, help="Also show what did not change.")
 def compare_runs(old: Path, new: Path, tolerance: float, everything: bool) -> None:
-    """Say what is slower in a second run by more than the measurements vary.
+    """Say what is slower in a second run.
+
+    Only by more than the measurements vary.
 
     \b
     Examples:
@@ -209,7 +215,7 @@ def compare_runs(old: Path, new: Path, tolerance: float, everything: bool) -> No
     \b
     Exit codes:
       0  nothing is slower
-      1  something is
+      1  something is slower
       2  wrong usage, or the runs have nothing in common
     """
     from benchmarks.compare import compare
@@ -243,7 +249,7 @@ def compare_runs(old: Path, new: Path, tolerance: float, everything: bool) -> No
 
 
 def measure(names: list[str], scale: harness.Scale, dsn: str | None, out: Path, *, draft: bool) -> None:
-    """Runs the benchmarks, one after the other, each in a database of its own. Numbers belong to a commit."""
+    """Run the benchmarks one after the other, each in a database of its own. Results belong to a commit."""
     if (changed := harness.uncommitted()) and not draft:
         files = ", ".join(changed[:3]) + (f" and {len(changed) - 3} more" if len(changed) > 3 else "")
         raise click.UsageError(f"Not committed: {files}. Commit first, or measure with --draft.")
@@ -267,7 +273,7 @@ def measure(names: list[str], scale: harness.Scale, dsn: str | None, out: Path, 
                         module.run(session)
                     progress.print(summary(name, gather(session.records)))
                 except Exception:
-                    # What was measured is written; hours of the others are not given up for one.
+                    # One failure must not waste hours of the others.
                     failed.append(name)
                     progress.progress.console.print_exception()
                 progress.end(name)
@@ -277,7 +283,7 @@ def measure(names: list[str], scale: harness.Scale, dsn: str | None, out: Path, 
 
 
 class Bar:
-    """How far the run is, by the estimates of the benchmarks: moves on while one of them runs."""
+    """The progress of the run, by the benchmarks' estimates."""
 
     def __init__(self, progress: Progress, estimates: dict[str, float]) -> None:
         self.progress = progress
@@ -344,7 +350,7 @@ def bar(estimates: dict[str, float]) -> Iterator[Bar]:
 
 
 def summary(name: str, results: Results) -> Table:
-    """Medians over the repetitions, their spread, and the ratio to the reference of the same scenario."""
+    """Medians over the repetitions, their spread, and ratios to the reference of the same scenario."""
     table = _table(name, "what", "scenario", "subject", ">median", ">spread", ">ratio")
     for key, subjects in results.values.items():
         for subject, values in subjects.items():

@@ -23,13 +23,13 @@ def run(session: Session) -> None:
 
 
 def backlog(session: Session, conn: Conn, queue: Queue, waiting: int) -> None:
-    """Pops and finishes for a while, with so many tasks waiting; what is served is put back."""
+    """Pop and finish for a while, with so many tasks waiting; served tasks are enqueued again."""
     clear(conn)
     worker = register(conn, queue)
     fill(conn, queue, waiting)
     conn.execute("vacuum analyze")
     for _ in session.repetitions():
-        # What was put back is heard of before; the first pop promotes.
+        # Hear the rings of what was enqueued again first; the first pop promotes.
         hear(conn)
         served = len(take(conn, queue, worker))
         begun = time.perf_counter()
@@ -50,7 +50,7 @@ def backlog(session: Session, conn: Conn, queue: Queue, waiting: int) -> None:
 
 
 def take(conn: Conn, queue: Queue, worker: int) -> list[int]:
-    """Pops a hundred and finishes them; pops promote when they have to."""
+    """Pop a hundred and finish them; pops promote when they have to."""
     popped = conn.execute(queue.pop.encode(), (BATCH, worker)).fetchall()
     ids, attempts = [task[0] for task in popped], [task[1] for task in popped]
     conn.execute(queue.finish.encode(), (worker, ids, attempts))

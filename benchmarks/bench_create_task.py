@@ -38,7 +38,7 @@ MANY = {
 
 
 def payload(size: int) -> str:
-    """JSON of that many bytes that does not compress to nothing, as real payloads do not."""
+    """JSON of that many bytes that compresses as badly as real payloads."""
     blocks = (hashlib.sha256(number.to_bytes(4)).hexdigest() for number in range(size // 64 + 1))
     head = '{"file": "a.pdf", "note": "'
     return head + "".join(blocks)[: max(size - len(head) - 2, 0)] + '"}'
@@ -121,7 +121,7 @@ def in_transactions(session: Session, subject: str, statement: str, tenants: int
 
 
 def bulk_in_transactions(session: Session, subject: str, statement: str, tenants: int) -> None:
-    """The same with a hundred tasks in one call. Tenants in order, so that nobody deadlocks."""
+    """The same with a hundred tasks in one call, with tenants in order to avoid deadlocks."""
 
     def enqueue(conn: psycopg.Connection[Any], chance: random.Random) -> int:
         keys = sorted(tenant(chance, tenants) for _ in range(SOME))
@@ -141,7 +141,7 @@ def bulk_in_transactions(session: Session, subject: str, statement: str, tenants
 
 
 def two_tenants(session: Session, subject: str, statement: str) -> None:
-    """Transactions that enqueue for two tenants of four, in any order: who locks tenants meets deadlocks."""
+    """Transactions that enqueue for two of four tenants in any order: queues that lock tenants deadlock."""
 
     def enqueue(conn: psycopg.Connection[Any], chance: random.Random) -> int:
         for name in chance.sample(["alice", "bob", "carol", "dave"], 2):
@@ -197,7 +197,7 @@ def at_once(
     together([partial(client, number) for number in range(clients)])
     if len(counts) < clients:
         raise RuntimeError("a client failed")
-    # Who waits for a lock overruns the end; that time counts.
+    # A client that waits for a lock overruns the end, and that time counts.
     return sum(counts) / max(seconds, time.perf_counter() - begun[0]), len(deadlocks)
 
 

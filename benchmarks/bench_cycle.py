@@ -43,7 +43,7 @@ def measure(
     groups: int,
     size: str | None = None,
 ) -> None:
-    """The rate of a cycle over tasks that are all there, and the WAL of a task from its creation on."""
+    """The rate of cycles over existing tasks, and a task's WAL from its creation on."""
     payload = PAYLOADS[size] if size else PAYLOAD
     before = "select pg_current_wal_insert_lsn()"
     start = scalar(conn, before)

@@ -127,7 +127,7 @@ def run(session: Session) -> None:
 
 
 def fill_article(conn: Conn, tasks: int, groups: int) -> None:
-    """Group 1 comes first with half of the tasks; its blocks go on long after those of the others end."""
+    """Group 1 comes first with half of the tasks, so its blocks go on long after the others'."""
     clear(conn)
     conn.execute(
         "insert into bench_article.groups (group_key, last_block)"
@@ -155,7 +155,7 @@ def fill_article(conn: Conn, tasks: int, groups: int) -> None:
 
 
 def fill_fairq(conn: Conn, tasks: int, groups: int) -> int:
-    """The same, enqueued; all of it is overflow until somebody promotes."""
+    """The same tasks, enqueued in fairq; all are overflow until somebody promotes."""
     clear(conn)
     for start in range(0, tasks, 50_000):
         conn.execute(
@@ -171,7 +171,7 @@ def fill_fairq(conn: Conn, tasks: int, groups: int) -> int:
             },
         )
     conn.execute("vacuum analyze fairq.tasks, fairq.ready, fairq.held, fairq.rings, fairq.lanes, fairq.ticks")
-    # A pop that finds rings hears them first. What is meant here is one that finds none, however many came.
+    # Hear all rings first, because this measures a pop that finds none.
     hear(conn)
     return register(conn)
 
@@ -183,7 +183,7 @@ def register(conn: Conn) -> int:
 
 
 def half_empty(conn: Conn, worker_id: int) -> None:
-    """Pops until a promotion has a ready set to fill up, without promoting."""
+    """Pop until a promotion would have to fill up the ready set, without promoting."""
     conn.execute(
         "with next as ("
         " select r.ctid from fairq.ready r order by r.block, r.position"
@@ -210,7 +210,7 @@ where n.nspname in ('fairq', 'bench_article')
 
 
 def measure(session: Session, conn: Conn, subject: str, statement: str, tasks: int, groups: int) -> None:
-    """Time, then the plan with what it counted; nothing of it stays."""
+    """The time, then the plan with its counts; everything is rolled back."""
     scenario = {"tasks": tasks, "groups": groups}
     with rolled_back(conn):
         seconds = timed(partial(conn.execute, statement.encode()))
@@ -238,7 +238,7 @@ def visited(conn: Conn) -> int:
 
 
 def plan_text(conn: Conn, statement: str) -> str:
-    """The plan, and below it those of the statements inside functions, where the server can show them."""
+    """The plan, followed by those of the statements inside functions, if the server can show them."""
     with rolled_back(conn):
         lines = [row[0] for row in conn.execute(f"explain (analyze, buffers, wal) {statement}".encode())]
     inside = nested_plans(conn, statement) if "fairq." in statement or "pop_tasks(" in statement else []
@@ -271,7 +271,7 @@ def nested_plans(conn: Conn, statement: str) -> list[str]:
             conn.execute(statement.encode())
     finally:
         conn.remove_notice_handler(hear)
-    # Innermost first, as they end. One-row look-ups of settings are left out: they say nothing about growth.
+    # Innermost first, as they end. One-row look-ups of settings are left out, because they do not grow.
     return [text for text in heard if "Scan" in text and "Query Text: set local" not in text]
 
 
@@ -285,7 +285,7 @@ def rolled_back(conn: Conn) -> Iterator[None]:
 
 
 def at_once(session: Session, conn: Conn, tasks: int, groups: int, limit: int) -> None:
-    """Ten workers pop at the same moment and commit 50 ms later: what did each get?"""
+    """Ten workers pop at the same moment and commit 50 ms later. Measures what each gets."""
     for _ in session.repetitions():
         fill_article(conn, tasks, groups)
         for subject, query in ARTICLE_WAYS.items():

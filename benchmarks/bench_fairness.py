@@ -23,7 +23,7 @@ BASELINES = ("fifo", "article")
 SLOTS = 8
 NEWCOMERS = 9
 TENANTS = 10
-WINDOW_SECONDS = 0.5  # a window shorter than a few of the slow tasks shows chance only
+WINDOW_SECONDS = 0.5  # a window shorter than a few slow tasks would show only chance
 QUICK, SLOW = 5.0, 50.0  # milliseconds
 WEIGHTS = {"one": 1.0, "two": 2.0, "five": 5.0}
 SUBJECTS = {"fifo": FIFO, "article": ARTICLE, "fairq": FAIRQ, "fairq work": FAIRQ}
@@ -43,7 +43,7 @@ class Arrival:
 
 @dataclass(frozen=True)
 class Run:
-    """What happened: every task, and between which moments tasks were served."""
+    """Every task, and between which moments tasks were served."""
 
     records: list[Record]
     start: float
@@ -76,7 +76,7 @@ def run(session: Session) -> None:
 
 
 def flood(session: Session, subject: str) -> None:
-    """Bob's tasks wait already; three times nine newcomers bring ten tasks each. Ends with their last."""
+    """Bob's tasks wait already; three times nine newcomers bring ten tasks each, until their last ends."""
     bob = session.scale.flood
     waves = [share * bob / 2_000 for share in (0.15, 0.30, 0.45)]
     later = [
@@ -96,9 +96,9 @@ def flood(session: Session, subject: str) -> None:
 
 
 def busy(session: Session, subject: str) -> None:
-    """Ten tenants with work all the time; Bob came first with most. One has tasks ten times as long.
+    """Ten tenants always have tasks; Bob came first with the most. One has tasks ten times as long.
 
-    The tasks are long enough to keep all slots busy, so worker seconds are what there is to share.
+    The tasks are long enough to keep all slots busy, so the tenants share worker seconds.
     """
     seconds = 3 * session.scale.seconds
     each = int(300 * seconds) + 20
@@ -123,7 +123,7 @@ def busy(session: Session, subject: str) -> None:
 
 
 def weighted(session: Session, subject: str) -> None:
-    """Three tenants with work all the time, weights 1, 2 and 5. A FIFO queue knows no weights."""
+    """Three tenants of weights 1, 2 and 5 always have tasks. A FIFO queue has no weights."""
     seconds = session.scale.seconds
     each = int(6_000 * seconds) + 50  # more than the heaviest can get: 1 ms each, on eight slots
 
@@ -143,7 +143,7 @@ def weighted(session: Session, subject: str) -> None:
 
 
 def coming_and_going(session: Session, subject: str) -> None:
-    """Two heavy tenants all the time; fifty a second with one task each, two a second with fifty."""
+    """Two heavy tenants always have tasks; each second fifty others bring one task, and two bring fifty."""
     seconds = 3 * session.scale.seconds
     chance = random.Random(7 + session.repetition)
     later: list[Arrival] = []
@@ -175,7 +175,7 @@ def play(
     until: str | None = None,
     configure: Callable[[Conn], None] | None = None,
 ) -> Run:
-    """Tasks that wait, then a worker, then arrivals; to the last task of some groups, or for so long."""
+    """First waiting tasks, then a worker, then arrivals, until some groups' last task, or for a time."""
     engine = SUBJECTS.get(subject, FAIRQ)
     with session.connect() as conn:
         clear(conn)
@@ -211,7 +211,7 @@ def worker(session: Session, conn: Conn, subject: str, engine: Engine) -> Iterat
 
 @contextlib.contextmanager
 def configured(conn: Conn, subject: str, configure: Callable[[Conn], None] | None) -> Iterator[None]:
-    """Settings of fairq for one run; those of before afterwards."""
+    """Settings of fairq inside one run."""
     if subject == "fairq by time":
         conn.execute("""select fairq.configure_queue('default', '{"fairness": "time"}')""")
     if configure:

@@ -15,7 +15,7 @@ from benchmarks.harness import Scale, Session, clear, median
 from fairq.queries import client, workers
 
 BASELINES: tuple[str, ...] = ()
-BLOCK = 20  # calls of one kind before the other has its turn
+BLOCK = 20  # calls of one kind in a row
 PAYLOAD = {"file": "a.pdf", "note": "x" * 60}
 
 
@@ -47,7 +47,7 @@ def fill(conn: psycopg.Connection[Any]) -> None:
 
 
 def one_row(session: Session, conn: psycopg.Connection[Any]) -> None:
-    """The cheapest call there is: nothing to do for the server, one boolean comes back."""
+    """The cheapest call: the server has nothing to do, and returns one boolean."""
 
     def by_hand() -> object:
         cursor = psycopg.RawCursor(conn)
@@ -59,7 +59,7 @@ def one_row(session: Session, conn: psycopg.Connection[Any]) -> None:
 
 
 def many_rows(session: Session, conn: psycopg.Connection[Any]) -> None:
-    """A hundred rows of twelve columns, each made a dataclass."""
+    """A hundred rows of twelve columns, read as dataclasses."""
 
     def by_hand() -> object:
         cursor = psycopg.RawCursor(conn)
@@ -70,7 +70,7 @@ def many_rows(session: Session, conn: psycopg.Connection[Any]) -> None:
 
 
 def arrays(session: Session, conn: psycopg.Connection[Any]) -> None:
-    """Two arrays of a thousand numbers in binary form on both sides, from a worker that holds nothing."""
+    """Two arrays of a thousand numbers in binary form, from a worker that holds nothing."""
     adapters = AdaptersMap(psycopg.adapters)
     adapters.register_dumper(list, ListBinaryDumper)
     ids, attempts = list(range(1000)), [1] * 1000
@@ -121,7 +121,7 @@ def beside(
     generated: Callable[[], object],
     block: int = BLOCK,
 ) -> None:
-    """Both in turns, block by block, so that what disturbs the machine disturbs both."""
+    """Run both in turns, block by block, so that disturbances affect both."""
     assert type(by_hand()) is type(generated())
     seconds: dict[str, list[float]] = {"by hand": [], "generated": []}
     subjects = [("by hand", by_hand), ("generated", generated)]
@@ -138,6 +138,6 @@ def beside(
 
 def report(session: Session, what: str, seconds: dict[str, list[float]]) -> None:
     for subject, each in seconds.items():
-        # The faster quarter: blocks that had the processor to themselves.
+        # The fastest quarter: blocks that had the processor to themselves.
         quiet = sorted(each)[: max(1, len(each) // 4)]
         session.record(subject, what, median(quiet) * 1e6, "µs")

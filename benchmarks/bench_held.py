@@ -32,7 +32,7 @@ def estimate(scale: Scale) -> float:
 
 
 def after(scale: Scale) -> float:
-    """How long the steady rate goes on when the snapshot has ended."""
+    """How long the steady rate goes on after the snapshot."""
     return max(scale.held_seconds / 3, 0.1)
 
 
@@ -41,7 +41,7 @@ def run(session: Session) -> None:
     for _ in session.repetitions():
         session.say(f"steady rate, {session.scale.held_seconds:.0f} s held")
         with ThreadPoolExecutor(len(subjects)) as threads:
-            # Each in its own part of a turn, or they would always meet.
+            # At different moments of a turn, or they would always coincide.
             waiting = [
                 threads.submit(serve, session.dsn, session.scale, queue, held, nth / len(subjects))
                 for nth, (queue, held) in enumerate(subjects)
@@ -52,7 +52,7 @@ def run(session: Session) -> None:
 
 @dataclass
 class Served:
-    """What happened at the steady rate. Milliseconds of each call, with when it ended, by what was called."""
+    """The measurements at the steady rate: by call, when each ended and how many milliseconds it took."""
 
     share: float = 0
     calls: dict[str, Points] = field(default_factory=dict)
@@ -60,13 +60,13 @@ class Served:
     buffers: Points = field(default_factory=list)
 
     def between(self, call: str, start: float, end: float) -> list[float]:
-        """Those that ended then; on a machine that is behind, the last one."""
+        """Those that ended in the window; if there is none, the last one before."""
         inside = [took for at, took in self.calls[call] if start <= at < end]
         return inside or [self.calls[call][-1][1]]
 
 
 def serve(server: str, scale: Scale, queue: Queue, held: bool, phase: float) -> Served:
-    """Tasks arrive and are served at a fixed rate, in a database of their own, one batch after the other."""
+    """Enqueue and serve tasks at a fixed rate, batch by batch, in a database of their own."""
     seconds = scale.held_seconds + after(scale)
     turns = int(seconds * RATE / BATCH)
     found = Served()
@@ -122,7 +122,7 @@ def serve(server: str, scale: Scale, queue: Queue, held: bool, phase: float) -> 
 
 
 def record(session: Session, name: str, served: Served) -> None:
-    """What counts is the last quarter of the time held, and the second half of what came after it."""
+    """The values of the last quarter of the time held, and of the second half of what came after it."""
     held = session.scale.held_seconds
     seconds = held + after(session.scale)
     scenario = {"rate": RATE, "seconds": held}

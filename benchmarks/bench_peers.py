@@ -56,7 +56,7 @@ SIZES = {
 
 @dataclass
 class Subject:
-    """A queue that takes part in this run: where it is, what it says of itself, its database to copy."""
+    """A queue in this run: where it is, its facts, and its database to copy."""
 
     place: Place
     about: dict[str, Any]
@@ -68,7 +68,7 @@ class Subject:
         return self.place.name
 
     def text(self) -> str:
-        """What a reader of its numbers must know."""
+        """What readers of its numbers must know."""
         about = self.about
         parts = [
             about["version"],
@@ -123,12 +123,12 @@ def measure(session: Session, sizes: Sizes, chosen: list[Place]) -> None:
 
 
 def _chosen(scale: str) -> Iterator[Place]:
-    """Those named in the environment, else all; the tiny run of the tests takes what needs no installing."""
+    """The peers named in the environment, else all; in the tests' tiny run those without installation."""
     known = places()
     named = os.environ.get(ENV_NAMES, "").replace(",", " ").split()
     for name in named or (OURS if scale == "tiny" else known):
         if name not in known:
-            raise ValueError(f"{ENV_NAMES} names {name}; there are: {', '.join(known)}")
+            raise ValueError(f"{ENV_NAMES} names {name}; known are: {', '.join(known)}")
         yield known[name]
 
 
@@ -136,7 +136,7 @@ def _chosen(scale: str) -> Iterator[Place]:
 
 
 def drain(session: Session, sizes: Sizes, subject: Subject, processes: int = 1) -> None:
-    """Tasks of 100 groups are enqueued in calls of 1,000; then workers start and run them, doing nothing."""
+    """Enqueue tasks of 100 groups in calls of 1,000; then workers start and run them as no-ops."""
     with fresh(session, subject) as dsn, contextlib.ExitStack() as stack:
         with enqueuer(subject, dsn) as producer:
             done = enqueue(producer, sizes.tasks, seconds=sizes.enqueue_seconds)
@@ -217,7 +217,7 @@ def flood(session: Session, sizes: Sizes, subject: Subject, name: str, *, fair: 
             worker.check()
             waits = sorted((start - sent) * 1e3 for _, sent, start in worker.report.watched)
             rate = (worker.report.count - before) / max(worker.report.last - begin, 1e-3)
-    # What has not started when time is up has waited at least so long, and nobody is said to wait longer.
+    # What has not started when time is up counts with the wait so far, the same limit for all.
     longest = sizes.flood_seconds * 1e3
     waits = [min(each, longest) for each in waits] + [longest] * (expected - len(waits))
     session.record(name, "newcomers' wait, p50", percentile(waits, 0.50), "ms", limit=longest)
@@ -226,7 +226,7 @@ def flood(session: Session, sizes: Sizes, subject: Subject, name: str, *, fair: 
 
 
 def held_snapshot(session: Session, sizes: Sizes, subject: Subject) -> None:
-    """As many no-op tasks as the queue takes, with a small backlog, while one open snapshot stops vacuum."""
+    """Run as many no-op tasks as possible, with a small backlog, while an open snapshot stops vacuum."""
     with fresh(session, subject) as dsn, worker_and_enqueuer(subject, dsn) as (worker, producer):
         warm_up(worker, producer)
         with psycopg.connect(dsn) as reader:
@@ -243,7 +243,7 @@ def held_snapshot(session: Session, sizes: Sizes, subject: Subject) -> None:
             reader.rollback()
         if not served:
             raise Failed("nothing was served")
-        time.sleep(1.1)  # until the sessions have told the statistics
+        time.sleep(1.1)  # until the sessions have reported their statistics
         dead = dead_rows(dsn)
     early, late = first_and_last_quarter(worker.report.steps, begin, sizes.held_seconds)
     scenario = {"seconds": sizes.held_seconds}
@@ -255,7 +255,7 @@ def held_snapshot(session: Session, sizes: Sizes, subject: Subject) -> None:
 def first_and_last_quarter(
     steps: list[tuple[float, int]], begin: float, seconds: float
 ) -> tuple[float, float]:
-    """Starts a second at the beginning and at the end of a span."""
+    """Starts per second at the beginning and at the end of a span."""
     marks = [begin, begin + seconds / 4, begin + seconds * 3 / 4, begin + seconds]
     counts = [max((count for at, count in steps if at <= mark), default=0) for mark in marks]
     rates = [(late - early) / (seconds / 4) for early, late in pairwise(counts)]
@@ -273,7 +273,7 @@ def dead_rows(dsn: str) -> float:
 
 @contextlib.contextmanager
 def prepared(session: Session, place: Place) -> Iterator[Subject]:
-    """A queue with its tables in a database that the scenarios copy; says in the results what it is."""
+    """Install a queue in a database that the scenarios copy, and record its facts in the results."""
     about = said_once(place, "about")
     template = f"fairq_peers_{os.getpid()}_{place.name}".replace("-", "_")
     with database(session.dsn, template) as dsn:
@@ -291,7 +291,7 @@ def fresh(session: Session, subject: Subject) -> Iterator[str]:
 
 @contextlib.contextmanager
 def database(dsn: str, name: str, template: str = "template1") -> Iterator[str]:
-    """A new database beside the one of `dsn`; dropped at the end."""
+    """A new database beside that of `dsn`, which is dropped at the end."""
     with psycopg.connect(dsn, autocommit=True) as admin:
         drop = sql.SQL("drop database if exists {} with (force)").format(sql.Identifier(name))
         admin.execute(drop)
@@ -304,7 +304,7 @@ def database(dsn: str, name: str, template: str = "template1") -> Iterator[str]:
 
 
 def url(dsn: str, name: str) -> str:
-    """The form of a DSN that every driver reads."""
+    """The DSN in a form that every driver reads."""
     parts = psycopg.conninfo.conninfo_to_dict(dsn)
     login = quote(str(parts.get("user", "postgres")), safe="")
     if parts.get("password"):
@@ -334,14 +334,14 @@ def enqueue(producer: Adapter, count: int, **options: Any) -> dict[str, Any]:
 
 
 def warm_up(worker: Adapter, producer: Adapter) -> None:
-    """Until the worker runs what it is given."""
+    """Wait until the worker runs tasks."""
     enqueue(producer, 10)
     wait([worker], lambda: worker.report.count >= 10, 30, "no handler starts")
     time.sleep(0.3)
 
 
 def analyze(dsn: str) -> None:
-    """What autovacuum does within a minute anyway: nobody is measured with the plans of empty tables."""
+    """Analyze the tables, as autovacuum would within a minute: no queue runs with plans for empty tables."""
     with psycopg.connect(dsn, autocommit=True) as conn:
         conn.execute("analyze")
 
@@ -361,7 +361,7 @@ def wait(workers: list[Adapter], is_so: Callable[[], bool], seconds: float, othe
 
 
 def wait_until_finished(dsn: str, subject: Subject, workers: list[Adapter]) -> float:
-    """What has started must end in the database as well; the time when it had."""
+    """Wait until everything that started has ended in the database, and return when it had."""
     with psycopg.connect(dsn, autocommit=True) as conn:
 
         def is_empty() -> bool:

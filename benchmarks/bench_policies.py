@@ -13,7 +13,7 @@ BATCH = 200
 GROUPS = 100  # of the queue that is measured
 OTHER = "limited"
 
-# What configure_group would write, without a promotion for each.
+# Writes what configure_group would, without a promotion for each.
 LIMITED = """
 insert into fairq.groups (shard_no, queue, group_key, weight, max_running, rate_limit, rate_period,
   rate_burst, breaker_threshold, breaker_cooldown)
@@ -24,7 +24,7 @@ KEYS = """
 insert into fairq.groups (shard_no, queue, group_key, max_running)
 select 0, '#keys', 'key ' || i, 2 from generate_series(1, %s::int) i
 """
-# Two tasks for each of them: one may have a place, the other waits for it.
+# Two tasks for each of them: one gets a place, the other waits for it.
 WAITING = """
 select count(*) from fairq.create_tasks(
   array(select 'limited ' || 1 + i / 2 from generate_series(%(first)s::int, %(last)s::int) i),

@@ -33,7 +33,7 @@ def estimate(scale: Scale) -> float:
 
 
 def served(scale: Scale) -> int:
-    """How many tasks of each tenant are served at least."""
+    """The fewest tasks of each tenant to serve."""
     return min(1_000, scale.tasks // 10)
 
 
@@ -49,7 +49,7 @@ def run(session: Session) -> None:
 
 
 def tokens(session: Session, conn: Conn, subject: str) -> None:
-    """Until each tenant was served so many tasks."""
+    """Serve until each tenant has had so many tasks."""
     least = served(session.scale)
     chance = random.Random(7 + session.repetition)
     prepare(conn, "cost" if subject == SETTLED else "count")
@@ -74,11 +74,11 @@ def tokens(session: Session, conn: Conn, subject: str) -> None:
 
 
 def seconds(session: Session, conn: Conn, subject: str) -> None:
-    """For so many seconds of the clock, with work of both all the time."""
+    """Serve for so many seconds of the engine's clock; both tenants always have tasks."""
     until = max(300.0, served(session.scale) * 2.0)
     conn.execute("update fairq.settings set test_clock = true")
     prepare(conn, "time" if subject == SETTLED else "count")
-    # Of twenty tasks thirteen are long: in turns by count they would take 98 % of the seconds.
+    # Thirteen of twenty tasks are long: by count they would take 98 % of the seconds.
     create(conn, ["slow" if n % 20 < 13 else "quick" for n in range(int(SLOTS * until * 1.6))], None)
     set_time(conn, 0)
     worker_id = register(conn)
@@ -108,7 +108,7 @@ def show(
     share: list[tuple[float, float]],
     unit: str,
 ) -> None:
-    """The share of one of the two, over time; and how far it was at the end from a half."""
+    """The share of one of the two over time, and its distance from a half at the end."""
     session.record(subject, f"{unit}, worst share", abs(share[-1][1] / 0.5 - 1), "error")
     session.series(subject, f"share of the {unit}", share, "share")
 

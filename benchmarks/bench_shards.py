@@ -15,7 +15,7 @@ BASELINES: tuple[str, ...] = ()
 SHARDS = (1, 4, 16)
 SESSIONS = 2
 GROUPS = 1_000
-LIMIT = 100_000  # the most that a promotion takes
+LIMIT = 100_000  # the most tasks that a promotion takes
 
 
 def estimate(scale: Scale) -> float:
@@ -55,7 +55,7 @@ def run(session: Session) -> None:
 
 
 def promote(conn: Conn, number: int, shards: int) -> None:
-    """Every so-manyth shard, until all that waits there is ready."""
+    """Promote one session's half of the shards until all their tasks are ready."""
     for shard in range(number, shards, SESSIONS):
         while scalar(conn, f"select fairq.promote_overflow('default', {LIMIT}, {shard})"):
             pass

@@ -42,7 +42,7 @@ def run(session: Session) -> None:
     subjects = {FLAT: 0, **{f"fairq, {users} user{'s'[: users - 1]} a group": users for users in USERS}}
     for repetition in session.repetitions():
         with session.connect() as conn:
-            # Each is first once, so that none has the warmer cache every time.
+            # Each goes first once, so that none always has the warmer cache.
             names = [*subjects]
             start = repetition % len(names)
             for subject in names[start:] + names[:start]:
@@ -80,7 +80,7 @@ def cost(session: Session, conn: Conn, subject: str, users: int, what: str) -> N
 
 
 def share(session: Session, conn: Conn, subject: str) -> None:
-    """Half of what both tenants have is served: how much of it belongs to the one with a single user?"""
+    """Serve half of both tenants' tasks: how many of those belong to the tenant with a single user?"""
     count = crowd(session.scale)
     clear(conn)
     keys: Sequence[tuple[str, str | None]]
@@ -112,11 +112,11 @@ def register(conn: Conn) -> int:
 
 
 def serve(conn: Conn, worker_id: int, most: int) -> list[str]:
-    """Pops and finishes; the groups of what was served."""
+    """Pop and finish, and return the groups of the served tasks."""
     pop = "select id, attempt, group_key from fairq.pop_tasks('default', %s, %s)"
     popped = conn.execute(pop.encode(), (most, worker_id)).fetchall()
     if not popped:
-        raise RuntimeError("tasks are left, and none is popped")
+        raise RuntimeError("tasks are left, but none is popped")
     ids, attempts, groups = map(list, zip(*popped, strict=True))
     finish = "select count(*) from fairq.finish_tasks(%s, %s::bigint[], %s::integer[])"
     conn.execute(finish.encode(), (worker_id, ids, attempts))

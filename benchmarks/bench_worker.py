@@ -46,7 +46,7 @@ def run(session: Session) -> None:
 
 
 def drain(session: Session, kind: str, tasks: int, processes: int, slots: int) -> None:
-    """From the commit that brings all tasks at once to the end of the last."""
+    """From the commit that creates all tasks at once to the end of the last."""
     with session.connect() as conn:
         clear(conn)
         with workers(conn, session.dsn, processes, slots) as pids:
@@ -65,7 +65,7 @@ def drain(session: Session, kind: str, tasks: int, processes: int, slots: int) -
 
 
 def large_backlog(session: Session) -> None:
-    """For a while, with many tasks waiting: the rate between the first and the last end."""
+    """Run for a while with many tasks waiting: the rate between the first and the last end."""
     with session.connect() as conn:
         clear(conn)
         enqueue(conn, "nothing", session.scale.backlog)
@@ -79,7 +79,7 @@ def large_backlog(session: Session) -> None:
                 (begin,),
             ).fetchone()
             if not found or not found[1]:
-                break  # so few that the worker was through before
+                break  # so few that the worker is already done
             rate = found[0] / found[1]
             session.record(
                 "fairq", "drain of a large backlog", rate, "tasks/s", waiting=session.scale.backlog
@@ -107,7 +107,7 @@ def latency(session: Session, count: int) -> None:
 
 @contextlib.contextmanager
 def workers(conn: Conn, dsn: str, processes: int, slots: int) -> Iterator[list[int]]:
-    """So many `fairq work`, each started on its own, registered and idle."""
+    """So many processes of `fairq work`, registered and idle."""
     command = [
         sys.executable,
         "-m",
@@ -119,7 +119,7 @@ def workers(conn: Conn, dsn: str, processes: int, slots: int) -> Iterator[list[i
         "--log-level",
         "error",
     ]
-    # Only this process has the other end of the pipe: however it goes, the workers notice, and end.
+    # Only this process holds the other end of the pipe, so the workers end when it does.
     lifeline, held = os.pipe()
     env = {**os.environ, "FAIRQ_DSN": dsn, "PYTHONPATH": str(ROOT.parent), LIFELINE: str(lifeline)}
     started: list[subprocess.Popen[bytes]] = []
@@ -178,7 +178,7 @@ def scalar(conn: Conn, statement: str) -> Any:
 
 
 def cpu(pids: list[int]) -> float:
-    """Processor seconds so far; 0 where the system does not say."""
+    """Processor seconds so far; 0 if the system does not tell."""
     total = 0.0
     for pid in pids:
         with contextlib.suppress(OSError):
@@ -188,7 +188,7 @@ def cpu(pids: list[int]) -> float:
 
 
 def memory(pids: list[int]) -> float:
-    """Resident megabytes; 0 where the system does not say."""
+    """Resident megabytes; 0 if the system does not tell."""
     total = 0.0
     for pid in pids:
         with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""Two runs compared: is the second slower by more than the measurements themselves vary?
+"""Compares two runs: is the second slower by more than the measurements themselves vary?
 
 Rates and times are compared as ratios to the reference of their own run (a FIFO queue, a plain insert), so a
 machine that is busier today makes nobody slower. Where there is no reference, a fixed piece of work that ran
@@ -16,7 +16,7 @@ SPREADS = 2.0
 
 @dataclass(frozen=True)
 class Change:
-    """How a subject's value moved. `worse` is a share: 0.5 means half as good again, negative is better."""
+    """How a subject's value changed. `worse` is relative: 0.5 is 50 % worse, a negative value is better."""
 
     key: Key
     subject: str
@@ -56,7 +56,7 @@ def compare(old: Results, new: Results, least: float = LEAST_TOLERANCE) -> list[
 def _sides(
     old: Results, new: Results, key: Key, subject: str
 ) -> tuple[dict[int, float], dict[int, float], str]:
-    """The values of both runs in a form that may be compared, and what they are relative to."""
+    """The values of both runs in comparable form, and what they are relative to."""
     before, after = old.values[key][subject], new.values[key][subject]
     if key.unit in COUNTED or key.unit in ("share", "index", "error", "kB", "MB"):
         return before, after, "as counted"

@@ -1,4 +1,4 @@
-"""Queues that one connection fills and empties: what `held` and `backlog` measure."""
+"""The queues that `held` and `backlog` measure: one connection fills and empties them."""
 
 from dataclasses import dataclass
 from typing import Any

@@ -18,7 +18,7 @@ import psycopg
 BATCH = 1_000
 IDLE_SECONDS = 0.002
 
-# Processes that have loaded what they need: to start from nothing costs more than some measurements.
+# Forks from a process that has loaded everything: a fresh start would cost more than some measurements.
 PROCESSES = multiprocessing.get_context("forkserver")
 PROCESSES.set_forkserver_preload([__name__])
 
@@ -96,7 +96,7 @@ ENGINES = {engine.name: engine for engine in (FIFO, ARTICLE, FAIRQ)}
 
 @dataclass(frozen=True)
 class Record:
-    """One task's way; `started` and `finished` are None while it waits or runs."""
+    """The times of one task; `started` and `finished` are None while it waits or runs."""
 
     group: str
     created: float
@@ -111,7 +111,7 @@ class Record:
 def create(
     conn: Conn, engine: Engine, group: str, count: int, milliseconds: float, kind: str = "nap"
 ) -> None:
-    """Batches of at most a thousand, each committed: nobody is made to wait for one long transaction."""
+    """Create tasks in committed batches of at most a thousand, to avoid a long transaction."""
     payload = json.dumps({"ms": milliseconds})
     for start in range(0, count, BATCH):
         number = min(BATCH, count - start)
@@ -124,7 +124,7 @@ def records(conn: Conn, engine: Engine) -> list[Record]:
 
 
 def left(conn: Conn, engine: Engine, groups: str) -> int:
-    """How many tasks of the groups alike are not finished."""
+    """How many tasks of the matching groups are not finished."""
     row = conn.execute(engine.left.encode(), (groups,)).fetchone()
     assert row is not None
     return int(row[0])
@@ -148,7 +148,7 @@ def served(dsn: str, engine: Engine, slots: int) -> Iterator[None]:
     try:
         while not ready.wait(0.1):
             if process.exitcode is not None:
-                raise RuntimeError("the worker does not start")
+                raise RuntimeError("the worker did not start")
         yield
     finally:
         stop.set()
@@ -162,7 +162,7 @@ def _serve(dsn: str, name: str, slots: int, ready: Event, stop: Event) -> None:
 
 
 async def _turns(dsn: str, engine: Engine, slots: int, ready: Event, stop: Event) -> None:
-    """As many tasks as there are free slots; what ended is finished in the transaction that pops the next."""
+    """Take as many tasks as there are free slots, and finish what ended in the same transaction."""
     ended: list[tuple[int, int]] = []
     napping: set[asyncio.Task[None]] = set()
     news = asyncio.Event()

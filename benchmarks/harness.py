@@ -1,4 +1,4 @@
-"""What every benchmark shares: a server, repetitions, noise, JSON lines.
+"""What the benchmarks share: a server, repetitions, noise, JSON lines.
 
 A benchmark is a function that takes a `Session` and records values. Numbers of one run are compared with
 numbers of the same run only: each repetition measures every subject, one after the other or at the same time,
@@ -25,7 +25,7 @@ from fairq import embedded, install
 ROOT = Path(__file__).parent
 BASELINES = ROOT / "baselines"
 
-# Settings that a small production server would have; fsync stays on.
+# Settings of a small production server; fsync stays on.
 SETTINGS: dict[str, str | int | bool] = {
     "shared_buffers": "1GB",
     "max_wal_size": "8GB",
@@ -45,8 +45,8 @@ class Scale:
     seconds: float  # of one measurement of a rate
     repetitions: int
     waiting: tuple[int, ...]  # sizes of the backlog that plans are shown for
-    groups: tuple[int, ...]  # over so many groups
-    flood: int  # tasks of the one who floods
+    groups: tuple[int, ...]  # numbers of groups
+    flood: int  # tasks of the flooding tenant
     held_seconds: float  # how long a snapshot is held
     churn_seconds: float
     backlog: int
@@ -86,7 +86,7 @@ SCALES = {
 
 
 class Stopwatch(Protocol):
-    """Hears how far a benchmark is; the command line shows it."""
+    """Gets a benchmark's progress; the command line shows it."""
 
     def __call__(self, text: str) -> None: ...
 
@@ -108,7 +108,7 @@ class Session:
         return psycopg.connect(self.dsn, autocommit=True, **kwargs)
 
     def repetitions(self, count: int | None = None) -> Iterator[int]:
-        """Repetitions (as the scale has it unless told), with the machine's noise measured beside each."""
+        """Repetitions, by default as the scale says, with the machine's noise measured beside each."""
         for repetition in range(count or self.scale.repetitions):
             self.repetition = repetition
             before = spin()
@@ -125,19 +125,19 @@ class Session:
         limit: float | None = None,
         **scenario: Any,
     ) -> None:
-        """One value. `limit`: where the measurement was cut off; a value that reaches it is at least that."""
+        """One value. The measurement was cut off at `limit`: a value that reaches it is at least that."""
         content = {"value": value} if limit is None else {"value": value, "limit": limit}
         self.records.append(self._write(subject, what, content, unit, scenario))
 
     def series(
         self, subject: str, what: str, points: Sequence[tuple[float, float]], unit: str, **scenario: Any
     ) -> None:
-        """Values over time: pairs of seconds since the start and a value. For plots; tables show values."""
+        """Values over time, for plots: pairs of seconds since the start and a value."""
         rounded = [(round(at, 3), value) for at, value in points]
         self._write(subject, what, {"points": rounded}, unit, scenario)
 
     def note(self, subject: str, text: str) -> None:
-        """What a reader must know about a subject: its version, its settings, what it lacks."""
+        """What readers must know about a subject: its version, its settings, what it lacks."""
         self._write(subject, "note", {"note": text}, "", {})
 
     def plan(self, name: str, text: str) -> None:
@@ -166,14 +166,14 @@ class Session:
 
 
 def spin() -> float:
-    """Seconds for a fixed piece of work: how much of the machine was ours just now."""
+    """Seconds for a fixed piece of work, which shows how much of the machine we had."""
     start = time.perf_counter()
     sum(number * number for number in range(200_000))
     return time.perf_counter() - start
 
 
 def facts(dsn: str) -> dict[str, Any]:
-    """What a reader needs to judge the numbers: versions, settings, commit, machine."""
+    """What readers need to judge the numbers: versions, settings, commit, machine."""
     with psycopg.connect(dsn) as conn:
         names = [*SETTINGS, "autovacuum", "fsync", "synchronous_commit", "full_page_writes", "jit"]
         settings = conn.execute(
@@ -195,7 +195,7 @@ MEASURED = ("fairq", "sql", "migrations", "benchmarks", "pyproject.toml", ":!*.m
 
 
 def uncommitted() -> list[str]:
-    """Files of what is measured that are not as they were committed; without git, the whole clone."""
+    """Measured files with uncommitted changes; without git, the whole clone."""
     if _git("rev-parse", "--verify", "HEAD") is None:
         return ["everything (this is no git clone)"]
     return [line[3:] for line in (_git("status", "--porcelain", "--", *MEASURED) or "").splitlines()]
@@ -235,7 +235,7 @@ def server(dsn: str | None = None, *, to_explain: bool = False) -> Iterator[str]
 
 
 def server_that_explains() -> Path | None:
-    """A PostgreSQL of the test matrix that can show plans inside functions, where the default one cannot."""
+    """A PostgreSQL of the test matrix that can show plans inside functions, if the default one cannot."""
     if os.environ.get("FAIRQ_PG_BIN") or _auto_explain(embedded.find_binaries().bin_dir):
         return None
     for binaries in sorted(
@@ -256,7 +256,7 @@ def _major(bin_dir: Path) -> int:
 
 @contextlib.contextmanager
 def database(admin_dsn: str, *baselines: str, name: str = "") -> Iterator[str]:
-    """A fresh database with fairq as it is in sql/ and the baselines named; dropped at the end."""
+    """A new database with fairq from sql/ and these baselines, which is dropped at the end."""
     name = "_".join(filter(None, ("fairq_bench", str(os.getpid()), name)))
     with psycopg.connect(admin_dsn, autocommit=True) as admin:
         drop = sql.SQL("drop database if exists {} with (force)").format(sql.Identifier(name))
@@ -275,7 +275,7 @@ def database(admin_dsn: str, *baselines: str, name: str = "") -> Iterator[str]:
 
 
 def clear(conn: psycopg.Connection[Any]) -> None:
-    """Empties fairq and the baselines, and makes the next measurement start on tables without dead rows."""
+    """Empty fairq and the baselines, so that the next measurement starts without dead rows."""
     conn.execute(
         "truncate fairq.tasks, fairq.ready, fairq.held, fairq.parked, fairq.rings, fairq.lanes, fairq.ticks,"
         " fairq.finished_tasks, fairq.attempts, fairq.workers, fairq.heartbeats, fairq.sweeps,"
@@ -289,13 +289,13 @@ def clear(conn: psycopg.Connection[Any]) -> None:
         conn.execute(f"truncate {table} restart identity".encode())
     if conn.execute("select to_regclass('bench_article.served') is not null").fetchone() == (True,):
         conn.execute("update bench_article.served set block = 0")
-    # Of a queue without a tick the first promotions read every body anew, those of other queues, too: that is
-    # how a restored dump begins, and what none of the benchmarks means to measure.
+    # The first promotions of a queue without a tick read every body again, also of other queues, as after a
+    # restored dump. No benchmark means to measure that.
     conn.execute("select fairq.promote_overflow()")
 
 
 def hear(conn: psycopg.Connection[Any]) -> None:
-    """Promotes until every ring was heard, whoever created how many tasks: each pass hears some thousands."""
+    """Promote until every ring was heard; each pass hears some thousands."""
     news = "select fairq._has_news(k) from fairq._tick(0, 'default') k"
     while conn.execute(news).fetchone() == (True,):
         conn.execute("select fairq.promote_overflow()")

@@ -1,4 +1,4 @@
-"""What fairness is measured by: pure functions."""
+"""Measures of fairness, as pure functions."""
 
 import math
 from collections import defaultdict
@@ -10,20 +10,20 @@ __all__ = ["by_class", "evenness", "jain", "percentile", "service", "share_error
 
 
 def jain(service: Iterable[float]) -> float:
-    """Jain's index: 1 when all got the same, 1/n when one of n got everything; 1 when nobody got anything."""
+    """Jain's index: 1 if all (or none) got the same, 1/n if one of n got everything."""
     values = list(service)
     squares = sum(value * value for value in values)
     return sum(values) ** 2 / (len(values) * squares) if squares else 1.0
 
 
 def evenness(service: Iterable[float]) -> float:
-    """The least beside the most."""
+    """The smallest over the largest."""
     values = list(service)
     return min(values) / max(values) if max(values, default=0) else 1.0
 
 
 def share_error(service: Mapping[str, float], weights: Mapping[str, float]) -> float:
-    """How far the worst share is from the one its weight asks for, relative to that."""
+    """The largest deviation of a share from the one by weight, relative to that."""
     total, all_weights = sum(service.values()), sum(weights.values())
     if not total:
         return 1.0
@@ -33,7 +33,7 @@ def share_error(service: Mapping[str, float], weights: Mapping[str, float]) -> f
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """The smallest value that so many are not above."""
+    """The smallest value that this part of the values does not exceed."""
     ordered = sorted(values)
     return ordered[max(0, math.ceil(share * len(ordered)) - 1)]
 
@@ -41,7 +41,7 @@ def percentile(values: Sequence[float], share: float) -> float:
 def service(
     records: Iterable[Record], groups: Iterable[str], start: float, end: float, *, by_seconds: bool
 ) -> dict[str, float]:
-    """What each group got between two moments: tasks that started, or seconds of worker slots."""
+    """What each group got between two moments: started tasks, or worker seconds."""
     got: dict[str, float] = dict.fromkeys(groups, 0.0)
     for record in records:
         if record.group not in got or record.started is None:

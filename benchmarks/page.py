@@ -174,7 +174,7 @@ def write(paths: Sequence[Path], out: Path, images: Path, tables: Path) -> list[
 
 
 def _wrapped(text: str) -> str:
-    """Paragraphs and items in lines of the documentation's width; tables and headings as they are."""
+    """The text with paragraphs and items wrapped to the documentation's width."""
     lines = []
     for line in text.splitlines():
         indent = "  " if line.startswith("- ") else ""
@@ -226,7 +226,7 @@ def _written_by(results: Results) -> str:
 
 
 def _conditions(results: Results) -> str:
-    """Machine, versions, settings, noise: what a reader needs to judge the rest."""
+    """Machine, versions, settings, noise: what readers need to judge the rest."""
     lines = ["## The machine, and how quiet it was", ""]
     seen = []
     for facts in results.facts:
@@ -278,7 +278,7 @@ def _targets(results: Results) -> str:
 
 
 class Target:
-    """A number that the design asks for: at most (`most`) or at least."""
+    """A number that the design asks for: at most (`most`) or at least this."""
 
     def __init__(
         self,
@@ -510,7 +510,7 @@ TARGETS = (
 
 
 def _slower(results: Results) -> str:
-    """Every value of fairq that is worse than its reference by a tenth, in every repetition; and why."""
+    """Every value of fairq that is 10 % worse than its reference in every repetition, and why."""
     rows: dict[tuple[str, str], list[float]] = {}
     for key, subjects in results.values.items():
         direction = better(key.unit)
@@ -556,7 +556,7 @@ def _why(benchmark: str, what: str) -> str:
 
 
 def _section(results: Results, name: str, pictures: Sequence[plots.Picture], folder: Path) -> str:
-    """What was asked, the plots, and what they do not show."""
+    """The question, the plots, and what they do not show."""
     parts = [f"## {TITLES.get(name, name)}", LEADS.get(name, "")]
     parts += [f"![{picture.alt}]({_relative(picture.path, folder)})" for picture in pictures]
     if name == "explain":
@@ -569,7 +569,7 @@ def _section(results: Results, name: str, pictures: Sequence[plots.Picture], fol
 
 
 def _medians(results: Results, name: str) -> str:
-    """Without spreads: a column per subject; where there is one only, a column per thing measured."""
+    """A table without spreads: a column per subject or, with one subject only, per thing measured."""
     keys = results.of(name)
     first = next(iter(keys))
     common = {*first.scenario}.intersection(*(key.scenario for key in keys))
@@ -606,7 +606,7 @@ def _middle(results: Results, key: Key, subject: str, values: dict[int, float] |
 
 
 def _over_time(results: Results) -> str:
-    """The least and the most of each half of a series: whether something grows."""
+    """The minimum and maximum of each half of a series, which show whether it grows."""
     lines = []
     for each in (each for each in results.series if each["benchmark"] == "churn"):
         values = [value for _, value in each["points"][1:]]
@@ -638,7 +638,7 @@ def _tables(results: Results, name: str) -> str:
 
 
 def _together(by_what: dict[str, dict[Key, Values]]) -> dict[tuple[tuple[str, Any], ...], list[str]]:
-    """What was measured in one scenario only, where several things were: they go into one table."""
+    """Things measured in a single scenario, which go into one table if there are several."""
     found: dict[tuple[tuple[str, Any], ...], list[str]] = {}
     for what, keys in by_what.items():
         if len(keys) == 1:
@@ -729,7 +729,7 @@ def _cell(results: Results, key: Key, subject: str, values: dict[int, float]) ->
 
 
 def _ratio(results: Results, key: Key, subject: str, values: dict[int, float]) -> str:
-    """To the reference; nothing where that, or the value, was cut off."""
+    """The ratio to the reference; empty if either was cut off."""
     against = reference(results, key, subject)
     if not against or any(results.cut_off(key, median(each)) for each in (values, against[1])):
         return ""
@@ -738,7 +738,7 @@ def _ratio(results: Results, key: Key, subject: str, values: dict[int, float]) -
 
 
 def _growth(results: Results) -> str:
-    """How many times more is visited at the largest than at the smallest: the argument in one table."""
+    """How many times more is visited at the largest than at the smallest size."""
     rows = []
     for what in ("rows visited", "time"):
         keys = results.of("explain", what)
@@ -763,7 +763,7 @@ def _span(sizes: Sequence[int]) -> str:
 
 
 def _along(found: dict[tuple[int, int], float], axis: int) -> str:
-    """From the smallest to the largest along one axis, where the other has as many steps as possible."""
+    """The growth from the smallest to the largest along one axis, over as many steps as possible."""
     lines: dict[int, dict[int, float]] = {}
     for at, value in found.items():
         lines.setdefault(at[1 - axis], {})[at[axis]] = value

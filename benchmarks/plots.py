@@ -1,4 +1,4 @@
-"""Plots of the report. Cards of their own, opaque: they read the same on a light page and on a dark one."""
+"""Plots of the report. They are opaque, so that they look the same on light and dark pages."""
 
 import math
 import statistics
@@ -51,7 +51,7 @@ class Picture:
 
 
 def draw_all(results: Results, folder: Path) -> dict[str, list[Picture]]:
-    """Draws what the results have; returns the pictures of each benchmark."""
+    """Draw the results, and return the pictures of each benchmark."""
     drawn: dict[str, list[Picture]] = {}
     with matplotlib.rc_context(FONT):
         for benchmark, name, draw, alt in PLOTS:
@@ -125,7 +125,7 @@ def _lines(axis: Axes, lines: dict[int, Values]) -> None:
 
 
 def creating(results: Results) -> Figure | None:
-    """Beside a plain insert, for the rates differ by a factor of a hundred."""
+    """Ratios to a plain insert, because the rates differ by a factor of a hundred."""
     keys = {key: values for key, values in results.of("create_task").items() if key.unit == "tasks/s"}
     return _ratio_card(
         results,
@@ -223,7 +223,7 @@ def _bar_card(
     unit: str,
     beside: Callable[[Key, str, float], str] | None = None,
 ) -> Figure | None:
-    """A group of bars per scenario, all on one axis: for what is compared across scenarios."""
+    """A group of bars per scenario on one axis, to compare scenarios."""
     if not keys:
         return None
     rows = sum(len(values) for values in keys.values())
@@ -249,7 +249,7 @@ def _bar_card(
 
 
 def _bar_cards(keys: dict[Key, Values], title: str, subtitle: str) -> Figure | None:
-    """A panel per thing measured, each with an axis of its own, bars from zero."""
+    """A panel per thing measured, each with its own axis, and bars from zero."""
 
     def draw(axis: Axes, key: Key, subjects: Values) -> None:
         for at, (subject, values) in enumerate(subjects.items()):
@@ -305,7 +305,7 @@ def _panels(
     draw: Callable[[Axes, Key, Values], None],
     label: Callable[[Key], str] | None = None,
 ) -> Figure | None:
-    """Two panels beside each other, as many rows of them as needed; the height follows the longest."""
+    """Rows of two panels; the height of a row follows its longest panel."""
     if not keys:
         return None
     items = list(keys.items())
@@ -368,7 +368,7 @@ def _from_left(axis: Axes, most: float, unit: str) -> None:
 
 
 def _ratio_card(results: Results, keys: dict[Key, Values], title: str, subtitle: str) -> Figure | None:
-    """Bars of the ratios to the reference; the reference is a line at 1. What is measured stands beside."""
+    """Bars of the ratios to the reference, a line at 1, with the values beside them."""
     ratios: dict[Key, Values] = {}
     rates: dict[tuple[Key, str], float] = {}
     for key, subjects in keys.items():
@@ -489,7 +489,7 @@ def churned(results: Results) -> Figure | None:
 
 
 def _over_time(axis: Axes, series: Sequence[dict[str, Any]]) -> None:
-    """A line per subject: the median of its repetitions while all of them go on, each faint behind it."""
+    """A line per subject: the median while all repetitions go on, with each repetition faint behind it."""
     of_subject: dict[str, list[list[list[float]]]] = {}
     for each in series:
         of_subject.setdefault(each["subject"], []).append(each["points"])
@@ -564,7 +564,7 @@ def _plain(axis: Axes) -> None:
 
 
 def _legend(figure: Figure, axis: Axes) -> None:
-    """In a line below the subtitle, where no line of a plot can cross it."""
+    """The legend below the subtitle, where no line of a plot crosses it."""
     handles, names = axis.get_legend_handles_labels()
     height = figure.get_figheight()
     figure.legend(

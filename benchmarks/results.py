@@ -1,4 +1,4 @@
-"""Results read back: JSON lines of one run or several, grouped; what is compared with what."""
+"""Reads results: JSON lines of one or more runs, grouped; and decides what to compare."""
 
 import json
 import statistics
@@ -23,7 +23,7 @@ __all__ = [
     "spread",
 ]
 
-# What the other subjects of a benchmark are compared with, first one that is there.
+# The subjects that others are compared with: the first one that exists.
 REFERENCES = ("fifo", "plain insert", "by hand", "without policies", "flat", "by count")
 MORE_IS_BETTER = frozenset({"tasks/s", "share", "index"})
 LESS_IS_BETTER = frozenset({"ms", "µs", "µs/task", "s", "buffers", "rows", "rows/task", "kB", "MB", "error"})
@@ -32,7 +32,7 @@ COUNTED = frozenset({"buffers", "rows", "tasks", "groups"})  # the same on every
 
 @dataclass(frozen=True, order=True)
 class Key:
-    """What was measured, but for the subject: values of the same key are compared."""
+    """What was measured, without the subject: values of the same key are compared."""
 
     benchmark: str
     what: str
@@ -47,7 +47,7 @@ class Key:
         )
 
 
-# Per subject the values of its repetitions, by number.
+# By subject, the values of its repetitions by number.
 Values = dict[str, dict[int, float]]
 
 
@@ -87,13 +87,13 @@ class Results:
             self.spins[record["benchmark"]].append(record["value"])
         else:
             conditions, subject = dict(record["scenario"]), record["subject"]
-            # A queue with a fairness option of its own is a subject of its own: all stand in one table.
+            # A queue with its own fairness option is a subject of its own, so that all are in one table.
             if (option := conditions.pop("option", None)) not in (None, "none", "always on"):
                 subject = f"{subject}, {option}"
             scenario = tuple((name, _hashable(value)) for name, value in conditions.items())
             key = Key(record["benchmark"], record["what"], scenario, record["unit"])
             of_subject = self.values[key][subject]
-            # A second file repeats numbers; its repetitions are further ones.
+            # A second file repeats the numbers, but its repetitions are further ones.
             number = record["repetition"]
             while number in of_subject:
                 number += 1_000
@@ -102,7 +102,7 @@ class Results:
                 self.limits[key] = record["limit"]
 
     def cut_off(self, key: Key, value: float) -> str:
-        """What to say of a value instead of it, where the measurement ended before: for waits in ms."""
+        """A text instead of a value, if the measurement was cut off before; for waits in ms."""
         limit = self.limits.get(key)
         return f"not served in {limit / 1000:g} s" if limit is not None and value >= limit else ""
 
@@ -112,7 +112,7 @@ def load(paths: Iterable[Path]) -> Results:
 
 
 def newest(paths: Sequence[Path]) -> Results:
-    """Each benchmark from the last of the files that has it: several are no measurement of one thing."""
+    """Each benchmark from the last file that has it."""
     results = Results()
     taken: set[str] = set()
     for path in reversed(paths):
@@ -143,20 +143,20 @@ def median(values: dict[int, float]) -> float:
 
 
 def spread(values: dict[int, float]) -> float:
-    """Half of the range, as a share of the median: what the same measurement differed by within the run."""
+    """Half of the range relative to the median: how much a measurement varied within the run."""
     middle = median(values)
     return (max(values.values()) - min(values.values())) / 2 / abs(middle) if middle else 0.0
 
 
 def better(unit: str) -> int:
-    """1 when more is better, -1 when less is, 0 when it is neither."""
+    """1 if more is better, -1 if less is, else 0."""
     return 1 if unit in MORE_IS_BETTER else -1 if unit in LESS_IS_BETTER else 0
 
 
 def reference(results: Results, key: Key, subject: str) -> tuple[str, dict[int, float]] | None:
-    """What a value is compared with: the reference of its own scenario, or else of the one most alike.
+    """What to compare a value with: the reference of its scenario, or else of the most similar one.
 
-    A queue while a snapshot is held is compared with itself without; a reference with nothing.
+    A queue with a held snapshot is compared with itself without; a reference with nothing.
     """
     if subject.endswith(" held"):
         free = f"{subject.removesuffix(' held')} free"
@@ -177,7 +177,7 @@ def reference(results: Results, key: Key, subject: str) -> tuple[str, dict[int, 
 
 
 def pairs(values: dict[int, float], base: dict[int, float]) -> dict[int, float]:
-    """Ratios, repetition by repetition: what disturbed one of a pair disturbed the other."""
+    """Ratios by repetition, because a disturbance affects both of a pair."""
     return {number: value / base[number] for number, value in values.items() if base.get(number)}
 
 

@@ -1,4 +1,4 @@
-"""What the workers of `bench_worker` run."""
+"""The app that `bench_worker`'s workers run."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ class Pgmq(protocol.Peer):
         )
 
     async def work(self, slots: int | None) -> None:
-        """As many loops as it takes to fill the slots: read, run all at once, delete."""
+        """Enough loops to fill the slots: read, run all at once, delete."""
         if slots:
             await asyncio.gather(*(self._read(max(1, slots // 2)) for _ in range(2)))
         else:

@@ -1,4 +1,4 @@
-"""Where each peer lives, how it gets there, and how its adapter is started."""
+"""Where each peer is installed, how, and how to start its adapter."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ OURS = ("fairq", "fifo")
 
 
 class Missing(Exception):
-    """This peer cannot be measured here; the text says why."""
+    """This peer cannot be measured here; the message says why."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """One peer: what it needs and where that is kept."""
+    """One peer: what it needs, and its folder."""
 
     name: str
     packages: tuple[str, ...] = ()
@@ -36,7 +36,7 @@ class Place:
 
     @property
     def stamp(self) -> Path:
-        """Written when the installation has ended well, with what was installed."""
+        """A file written after a successful installation, with what was installed."""
         return self.home / ".installed"
 
     @property
@@ -48,7 +48,7 @@ class Place:
         return self.is_ours or (self.stamp.exists() and self.stamp.read_text() == "\n".join(self.packages))
 
     def command(self, role: str) -> list[str]:
-        """How to start the adapter; `Missing` if its packages are not there, or are others."""
+        """How to start the adapter. Raises `Missing` if its packages are missing or outdated."""
         if self.is_ours:
             return [sys.executable, "-m", "benchmarks.peers.run", self.name, role]
         if not self.is_here:
@@ -73,7 +73,7 @@ def places(folder: Path = FOLDER) -> dict[str, Place]:
 
 
 def install(place: Place, say: Callable[[str], None]) -> None:
-    """Puts a peer's packages into its folder, unless they are there; `Missing` if that fails."""
+    """Install a peer's packages in its folder, unless they are there. Raises `Missing` if that fails."""
     if place.is_here:
         return
     say(f"{place.name}: {', '.join(place.packages)}")

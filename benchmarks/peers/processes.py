@@ -1,4 +1,4 @@
-"""Adapters as the runner sees them: processes that are asked and that report."""
+"""The runner's side of adapters: processes that get requests and report."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ START_SECONDS = 60.0
 
 
 class Failed(Exception):
-    """A peer did not do what it was asked; the text says what."""
+    """A peer did not do what it was asked; the message says what."""
 
 
 @dataclass
 class Report:
-    """What one worker process has said last, and how it got there."""
+    """The last report of a worker process, and its history."""
 
     count: int = 0
     first: float = 0.0
@@ -38,7 +38,7 @@ class Report:
         self.watched += [(group, sent, start) for group, sent, start in record["starts"]]
 
     def count_at(self, moment: float) -> int:
-        """Starts until then, as exactly as the reports say."""
+        """The number of starts until then, as exactly as the reports allow."""
         return max((count for at, count in self.steps if at <= moment), default=0)
 
 
@@ -91,7 +91,7 @@ class Adapter:
         return self.answer(seconds)
 
     def check(self) -> None:
-        """A worker or enqueuer that ended is a failure; others have ended when they have answered."""
+        """Fail if a worker or enqueuer has ended; other roles end after their answer."""
         if self.process.poll() is not None and self.answers.empty():
             self.reader.join(1)
             if self.answers.empty():
@@ -122,6 +122,6 @@ def running(place: Place, role: str, dsn: str, **options: Any) -> Iterator[Adapt
 
 
 def said_once(place: Place, role: str, dsn: str = "", seconds: float = START_SECONDS) -> dict[str, Any]:
-    """The one line of a role that says one line."""
+    """The answer of a role that prints one line."""
     with running(place, role, dsn) as adapter:
         return adapter.answer(seconds)

@@ -36,13 +36,13 @@ Payload = dict[str, Any]
 
 @dataclass(frozen=True)
 class About:
-    """What a reader must know of a peer to judge its numbers."""
+    """What readers must know of a peer to judge its numbers."""
 
     package: str
-    configuration: str  # how the worker of the throughput scenarios is set up
+    configuration: str  # how the worker is set up for throughput
     lacks: tuple[str, ...]
     docs: tuple[str, ...]
-    fairness: str = ""  # the option that keeps tenants apart, "" when there is none
+    fairness: str = ""  # the option that keeps tenants apart; "" if there is none
     always_fair: bool = False
 
 
@@ -59,14 +59,14 @@ class Peer:
         raise NotImplementedError
 
     async def open(self) -> None:
-        """Gets ready to enqueue."""
+        """Prepare to enqueue."""
 
     async def enqueue(self, payloads: list[Payload]) -> None:
-        """All of them by the peer's fastest documented call."""
+        """Enqueue all of them by the peer's fastest documented call."""
         raise NotImplementedError
 
     async def work(self, slots: int | None) -> None:
-        """Runs `handle` for each task, `slots` at once; None is what suits the peer best."""
+        """Run `handle` for each task, `slots` at once; None: as many as suit the peer best."""
         raise NotImplementedError
 
 
@@ -142,7 +142,7 @@ async def _enqueue(peer: Peer, out: TextIO) -> None:
 
 
 async def answer(peer: Peer, request: dict[str, Any]) -> dict[str, Any]:
-    """Enqueues what is asked for, in calls of `batch` tasks with `pause` seconds after each."""
+    """Enqueue on request, in calls of `batch` tasks with `pause` seconds after each."""
     payloads = made(request)
     enqueued, seconds = 0, 0.0
     while batch := list(islice(payloads, request["batch"])):
@@ -179,7 +179,7 @@ def _report(out: TextIO) -> None:
                 said = count
 
     def watch() -> None:
-        sys.stdin.read()  # ends when whoever started us is gone, however that went
+        sys.stdin.read()  # ends when the process that started us is gone
         os._exit(0)
 
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
@@ -194,7 +194,7 @@ def say(out: TextIO, record: dict[str, Any]) -> None:
 
 @contextlib.contextmanager
 def _own_output() -> Iterator[TextIO]:
-    """Standard output for us alone: what a library prints must not get between the lines."""
+    """Reserve standard output for reports, so that libraries' prints do not get between the lines."""
     with os.fdopen(os.dup(1), "w") as out:
         os.dup2(2, 1)
         yield out
