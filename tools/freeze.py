@@ -1,7 +1,7 @@
 """Start deltas, and freeze a release. For maintainers, not part of the package; see migrations/README.md.
 
-python -m tools.freeze new NAME [FILE…]   the next delta, with these files of sql/ in its .up.sql
-python -m tools.freeze release            from now on, the revisions that exist never change
+python -m tools.freeze new NAME [FILE…]   start the next delta, with copies of these files of sql/
+python -m tools.freeze release            freeze all existing revisions
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def seal() -> Path:
 
 
 def released() -> dict[str, str]:
-    """File name -> SHA-256 of everything that has been released (the format of sha256sum)."""
+    """File names and SHA-256 of everything that was released, in the format of sha256sum."""
     lines = seal().read_text("utf-8").splitlines() if seal().exists() else []
     return {name: digest for digest, name in (line.split("  ", 1) for line in lines)}
 
@@ -43,14 +43,14 @@ def digests() -> dict[str, str]:
 def main() -> None: ...
 
 
-@main.command(help="Start the next delta. FILES of sql/ are copied into its .up.sql.")
+@main.command(help="Start the next delta, with copies of these FILES of sql/ in its .up.sql.")
 @click.argument("name")
 @click.argument("files", nargs=-1, type=click.Path(exists=True, path_type=Path))
 def new(name: str, files: tuple[Path, ...]) -> None:
     if not re.fullmatch(r"[a-z][a-z0-9_]*", name):
-        raise click.ClickException("a name is made of small letters, digits and _")
+        raise click.ClickException("a name consists of lower-case letters, digits and _")
     if not released():
-        raise click.ClickException("nothing is released yet: change sql/, and nothing else")
+        raise click.ClickException("nothing is released yet: only change sql/")
     stem = f"{int(install.head().removeprefix('fairq_')) + 1:04d}_{name}"
     copies = "".join(f"\n-- {file.name}\n\n{file.read_text('utf-8').rstrip()}\n" for file in files)
     head = HEAD.format(stem=stem, what="…")
@@ -60,12 +60,12 @@ def new(name: str, files: tuple[Path, ...]) -> None:
         click.echo(f"written: {file.name}")
 
 
-@main.command(help="Freeze the initial revision if it is not, and seal all; part of making a release.")
+@main.command(help="Freeze the initial revision if necessary, and seal all; part of making a release.")
 def release() -> None:
     now = digests()
     for name, digest in released().items():
         if now.get(name) != digest:
-            raise click.ClickException(f"{name} is released, and was changed or removed")
+            raise click.ClickException(f"{name} is released, but was changed or removed")
     initial = install.revisions()[0]
     file = initial.folder / f"{initial.stem}.up.sql"
     if not file.exists():

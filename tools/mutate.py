@@ -2,9 +2,9 @@
 
     python -m tools.mutate --lines 30 --seed 1 --minutes 25
 
-Works on a copy. In turn in `sql/` and `fairq/`, of lines taken at random, it flips a comparison, drops a
-condition, changes a number or removes a statement, and runs the tests that concern the file until the first
-fails. What nobody noticed wants a test, or was not needed.
+Works on a copy. It takes random lines of `sql/` and `fairq/` in turn, flips a comparison, drops a condition,
+changes a number or removes a statement, and runs the tests of that file until the first fails. A line whose
+change goes unnoticed needs a test, or is not needed.
 """
 
 import argparse
@@ -23,7 +23,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 MUTANT_SECONDS = 600
 
-# The first of these that a file is in says which tests concern it; the fast ones first.
+# The tests for files in these folders, fast ones first; the first match counts.
 TESTS = {
     "sql": "sql policies races properties contract cli",
     "fairq/codegen": "codegen",
@@ -59,9 +59,9 @@ FOUND = {
 
 
 def mutants(path: Path) -> Iterator[tuple[int, str]]:
-    """Each way to break each line of code: its number, and what it becomes."""
+    """All ways to break each line of code: its number, and its new text."""
     text, in_texts = path.read_text("utf-8"), set[int]()
-    if path.suffix == ".py":  # docstrings, and other texts of several lines
+    if path.suffix == ".py":  # docstrings and other multi-line strings
         texts = [n for n in ast.walk(ast.parse(text)) if isinstance(n, ast.Constant | ast.JoinedStr)]
         in_texts = {
             at for n in texts if n.lineno != (end := n.end_lineno or 0) for at in range(n.lineno, end + 1)
@@ -80,7 +80,7 @@ def mutants(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def draw(folder: str, source: random.Random) -> Iterator[tuple[Path, int, str]]:
-    """Mutants of random lines, no line twice; each line of code is as likely as any other."""
+    """Mutants of random lines, no line twice, all equally likely."""
     by_line: dict[tuple[Path, int], list[str]] = {}
     for path in sorted((ROOT / folder).rglob("*.sql" if folder == "sql" else "*.py")):
         if not str(path.relative_to(ROOT)).startswith(GENERATED):
@@ -91,7 +91,7 @@ def draw(folder: str, source: random.Random) -> Iterator[tuple[Path, int, str]]:
 
 
 def test(copy: Path, *arguments: str) -> str:
-    """The first test that fails; empty when none does. `!` where nothing can be loaded, `?` for too long."""
+    """The first test that fails; empty if none does; `!`: nothing can be loaded; `?`: it took too long."""
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *arguments]
     env, limit = {**os.environ, "PYTHONPATH": str(copy)}, MUTANT_SECONDS
     try:
@@ -105,7 +105,7 @@ def test(copy: Path, *arguments: str) -> str:
 
 
 def judge(copy: Path, path: Path, number: int, new: str, left_out: set[str]) -> str:
-    """What `test` says of this mutant, by tests that pass without it; others are left out from now on."""
+    """What `test` says of this mutant; tests that also fail without it are left out from now on."""
     before = (copy / path).read_text("utf-8")
     lines = before.splitlines()
     lines[number] = new

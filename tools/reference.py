@@ -1,11 +1,11 @@
-"""What the pages say that is declared elsewhere: made from its declaration. For maintainers.
+"""Generates the parts of the pages that are declared elsewhere. For maintainers.
 
-    python -m tools.reference            write it into the pages
-    python -m tools.reference --check    exit 1 when a page is stale
+    python -m tools.reference            write them into the pages
+    python -m tools.reference --check    exit 1 if a page is stale
 
-Each part has its place in one page, between a comment with its name and `<!-- end -->`:
+Each part is in one page, between a comment with its name and `<!-- end -->`:
 
-    <!-- fairq NAME -->       how a command is called, its options, how it ends and which role it needs
+    <!-- fairq NAME -->       a command's usage, options, exit codes and role
     <!-- commands -->         all commands
     <!-- settings NAME -->    the settings of a configure_… function: types and defaults of the columns, help
     <!-- table NAME -->       its columns but settings, with the schema's comments
@@ -14,7 +14,7 @@ Each part has its place in one page, between a comment with its name and `<!-- e
     <!-- worker -->           the settings of a worker: default, bounds, help
     <!-- decisions -->        all decisions by their titles
 
-Everything around is written by hand.
+Everything else is written by hand.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def commands() -> Iterator[tuple[str, click.Command]]:
 
 
 def about(name: str, command: click.Command) -> str:
-    """How a command is called, its options, how it ends."""
+    """A command's usage, options and exit codes."""
     usage = [name, *command.collect_usage_pieces(click.Context(command, info_name=name))]
     parts = [f"`{' '.join(usage)}`"]
     options = [each for each in command.params if isinstance(each, click.Option) and each not in (DSN, JSON)]
@@ -95,15 +95,15 @@ def _filled(text: str, indent: str = "") -> str:
 
 
 def _ends(epilog: str) -> str:
-    """Exit codes that are not those of every command, and the role."""
+    """The exit codes that differ from other commands', and the role."""
     codes, _, rights = epilog.removeprefix("Exit codes: ").partition("\n\n")
     own = [each for each in codes.split(" · ") if each not in ("0 done", "2 wrong usage", "3 database")]
     return " ".join(f"{each}." for each in (own and f"Exit codes: {' · '.join(own)}", rights) if each)
 
 
-# Of more options their names are not listed: they are those of the settings.
+# More options are not listed by name: they are those of the settings.
 FEW = 12
-# Commands whose options are the settings of a function, which has the page that explains them.
+# Commands whose options are the settings of a function, whose page explains them.
 _SETTINGS = {
     f"fairq {command}": (f"configure_{name}", frozenset(options_of(settings)))
     for command, name, settings in (
@@ -138,7 +138,7 @@ def _cell(text: str | None) -> str:
 
 
 def listing(pages: dict[Path, str]) -> str:
-    """All commands, each with a link to its place."""
+    """All commands, with links to their pages."""
     text = ""
     for name, command in COMMANDS.items():
         page = next(file for file, page in pages.items() if f"<!-- fairq {name} -->" in page)

@@ -71,8 +71,8 @@ async def transaction() -> AsyncIterator[AsyncSession]:
         yield session
 
 
-# It commits before the response is sent. With the default scope, that would be afterwards: a client could ask
-# for what is not there yet, and would never hear of a commit that failed.
+# Commits before the response is sent. The default scope would commit afterwards: a client could ask for what
+# is not there yet, and would not hear of a failed commit.
 Transaction = Annotated[AsyncSession, Depends(transaction, scope="function")]
 User = Annotated[str, Header(alias="X-User")]  # in a real application: who has logged in
 
@@ -92,7 +92,7 @@ async def show(id: int, user: User, wait: float = 0) -> dict[str, Any]:
         upload = await session.get(Upload, id)
     if upload is None or upload.owner != user or upload.task is None:
         raise HTTPException(404)
-    async with autocommit.connect() as conn:  # or the wait would keep a transaction open
+    async with autocommit.connect() as conn:  # so that the wait keeps no transaction open
         try:
             ended = await split.result(conn, upload.task, timeout=min(wait, 30))
         except fairq.ResultTimeout:

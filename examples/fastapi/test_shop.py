@@ -1,4 +1,4 @@
-"""Run them: pytest. fairq's plugin brings a database, `fairq_dsn`."""
+"""Run with pytest. fairq's plugin provides a database, `fairq_dsn`."""
 
 import asyncio
 import os
@@ -40,7 +40,7 @@ def test_an_upload_is_split_while_the_client_waits(client: TestClient) -> None:
 
 
 def test_in_one_transaction_that_is_rolled_back(shop: Any) -> None:
-    """Without a worker: the request, then what it has enqueued, on the session of the test."""
+    """Without a worker: the request, then the tasks that it enqueued, on the test's session."""
 
     async def work() -> None:
         async with shop.Session() as session:

@@ -1,11 +1,11 @@
-"""An LLM gateway: three tenants share a model by tokens, whatever they ask for and however much.
+"""An LLM gateway: three tenants share a model by tokens, whatever and however much they ask for.
 
-    python examples/llm_gateway/main.py        # some 20 seconds; needs nothing but fairq[demo]
+    python examples/llm_gateway/main.py        # about 20 seconds; needs only fairq[demo]
 
 Acme floods the gateway, Globex asks for long answers, Initech for short ones. A few users of each send most,
-and share what their tenant gets with its other users. How many tokens an answer takes is known when it is
-there: the worker charges them, and the queue settles what it had expected. The model is made up: it sleeps
-as long as a small GPU would think.
+and share what their tenant gets with its other users. The tokens of an answer are known only at its end: then
+the worker charges them, and the queue settles the difference to what it expected. The model is made up: it
+sleeps as long as a small GPU would take.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Prompt:
 
 
 async def model(prompt: Prompt, median: float) -> int:
-    """The tokens of an answer, after the time that it takes to write them."""
+    """The tokens of an answer, after the time it takes to generate them."""
     tokens = min(prompt.max_tokens, max(10, round(random.lognormvariate(math.log(median), 0.8))))
     await asyncio.sleep(tokens / TOKENS_PER_SECOND)
     return tokens
@@ -73,7 +73,7 @@ async def answer(prompt: Prompt, ctx: fairq.Context) -> None:
 
 
 def fill(conn: psycopg.Connection, seconds: float) -> None:
-    """What the tenants send, all of it before the first answer: user 1 most, the others ever less."""
+    """Enqueue all prompts before the first answer; user 1 sends the most, each further user less."""
     ranks = range(1, USERS + 1)
     for tenant in TENANTS:
         count = int(tenant.prompts_per_second * seconds)
@@ -83,7 +83,7 @@ def fill(conn: psycopg.Connection, seconds: float) -> None:
 
 
 def share(dsn: str, seconds: float) -> float:
-    """The gateway at work. Returns when it began."""
+    """Run the gateway, and return when it began."""
     install.migrate(dsn)
     with psycopg.connect(dsn) as conn:
         fairq.configure_queue(conn, "llm", fairness="cost", ready_target=SLOTS)
@@ -101,7 +101,7 @@ def share(dsn: str, seconds: float) -> float:
 
 
 def table() -> str:
-    """What each tenant was entitled to, what it received, and what of that its busiest user did."""
+    """A table of what each tenant received and was entitled to, and of its busiest user's part."""
     tokens, busiest, answers = Counter[str](), Counter[str](), Counter[str]()
     for _, tenant, user, used in answered:
         answers[tenant] += 1
@@ -122,11 +122,11 @@ def table() -> str:
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     options.add_argument(
-        "--dsn", default=os.environ.get("FAIRQ_DSN"), help="default: a PostgreSQL of its own"
+        "--dsn", default=os.environ.get("FAIRQ_DSN"), help="the database; default: a temporary PostgreSQL"
     )
-    options.add_argument("--seconds", type=float, default=12, help="how long the gateway works")
+    options.add_argument("--seconds", type=float, default=12, help="how long the gateway runs")
     options.add_argument(
-        "--plot", type=Path, default=Path("llm_gateway.png"), help="where to draw the shares"
+        "--plot", type=Path, default=Path("llm_gateway.png"), help="the file for a plot of the shares"
     )
     given = options.parse_args()
     with ExitStack() as stack:

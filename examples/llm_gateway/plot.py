@@ -18,7 +18,7 @@ def draw(
     answered: Sequence[tuple[float, str, str | None, int]],
     weights: Mapping[str, float],
 ) -> None:
-    """Each tenant's part of all tokens so far, from answer to answer; dashed: what it is entitled to."""
+    """Plot each tenant's part of all tokens so far; dashed lines show what it is entitled to."""
     figure = Figure(figsize=(9, 4.6), dpi=140, facecolor=PAPER)
     FigureCanvasAgg(figure)
     axis = figure.subplots()

@@ -64,7 +64,7 @@ def test_a_new_revision_gets_the_next_number_and_the_files_of_its_change(release
     assert [revision.stem for revision in install.revisions()] == ["0001_initial", "0002_changed_f"]
     assert function.read_text() in (released / "migrations/0002_changed_f.up.sql").read_text()
     assert (released / "migrations/0002_changed_f.down.sql").exists()
-    assert "small letters" in run("new", "Changed F").output
+    assert "lower-case letters" in run("new", "Changed F").output
 
 
 def test_files_are_loaded_in_order(unreleased: Path) -> None:

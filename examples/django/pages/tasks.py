@@ -1,4 +1,4 @@
-"""Pages of many owners are read, one after the other."""
+"""A task that reads pages of many owners."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -14,5 +14,5 @@ def read(page: int, owner: str) -> str:
 
 
 def owner(task: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
-    """Whose a task is: GROUP of the settings."""
+    """The task's group: GROUP of the settings."""
     return str(kwargs["owner"])

@@ -1,4 +1,4 @@
-"""How a project tests its tasks."""
+"""Tests of a project's tasks."""
 
 import django.test
 

@@ -1,4 +1,4 @@
-"""Bob's 500 pages are waiting; then Alice has one. A worker is at work."""
+"""Bob's 500 pages wait; then Alice enqueues one, while a worker runs."""
 
 import time
 from typing import Any
@@ -12,7 +12,7 @@ from pages.tasks import read
 
 class Command(BaseCommand):
     def handle(self, **_: Any) -> None:
-        with transaction.atomic():  # nobody sees one of them before all are there
+        with transaction.atomic():  # so that all of them appear at once
             for page in range(500):
                 read.enqueue(page, owner="bob")
         alices = read.enqueue(1, owner="alice")
