@@ -35,7 +35,6 @@ from fairq.worker.loading import load_app
     "Then create this app's queues and schedules, and store what its tasks declare.",
 )
 @option("--check", "Change nothing; exit 1 if the database is not at the revision.")
-@option("--sql as_sql", "Print the SQL from base instead of running it; needs no database.")
 @amount(
     "--lock-timeout",
     3.0,
@@ -44,25 +43,17 @@ from fairq.worker.loading import load_app
     most=None,
 )
 @amount("--patience", 300.0, "How long to keep trying to get a lock.", least=0, most=None)
-def migrate(
-    to: str, app: str | None, check: bool, as_sql: bool, lock_timeout: float, patience: float
-) -> None:
+def migrate(to: str, app: str | None, check: bool, lock_timeout: float, patience: float) -> None:
     """Each step is one transaction. Any number may run at once, for example one in each new container: the
     others wait and find the work done. A database that is newer than this fairq is refused.
 
     fairq migrate                    migrate to the newest revision
     fairq migrate --app myapp.tasks  also create the app's queues
     fairq migrate --check            check whether there is something to do
-    fairq migrate --sql | psql       do the same with plain SQL
     fairq migrate --to base          remove fairq; refused while there are tasks
     """
-    if check and as_sql:
-        raise click.UsageError("--check and --sql exclude each other.")
-    if as_sql:
-        click.echo(install.script(install.BASE, to), nl=False)
-        return
-    if app and (check or as_sql or to != install.HEAD):
-        raise click.UsageError("--app excludes --check, --sql and --to: it needs the newest revision.")
+    if app and (check or to != install.HEAD):
+        raise click.UsageError("--app excludes --check and --to: it needs the newest revision.")
     where = resolve(named_dsn())
     if check:
         _check(where, to)

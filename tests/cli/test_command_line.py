@@ -143,7 +143,7 @@ def test_a_worker_reads_the_version_without_alembic(database: Database) -> None:
     assert not loaded_by(code) & {"alembic", "sqlalchemy"}
 
 
-@pytest.mark.parametrize("arguments", [["sql"], ["migrate", "--sql"], ["migrate", "--help"]])
+@pytest.mark.parametrize("arguments", [["sql"], ["migrate", "--help"]])
 def test_printing_sql_loads_no_alembic(arguments: list[str]) -> None:
     code = f"from fairq.cli import main\nmain({arguments!r}, standalone_mode=False)"
     assert not loaded_by(code) & {"alembic", "sqlalchemy"}
@@ -332,12 +332,8 @@ def test_a_downgrade_that_would_lose_data_has_its_own_exit_code(database: Databa
     assert "drop schema" in done.stderr
 
 
-def test_sql_and_check_exclude_each_other() -> None:
-    assert fairq("migrate", "--sql", "--check").exit_code == Exit.USAGE
-
-
 def test_sql_prints_exactly_the_script() -> None:
-    assert fairq("sql").stdout == install.script() == fairq("migrate", "--sql").stdout
+    assert fairq("sql").stdout == install.script()
     assert fairq("sql", "--from", "head", "--to", "base").stdout == install.script("head", "base")
 
 
