@@ -152,8 +152,8 @@ def enqueued(
 def _enqueued(row: queries.LiveTasksRow, task: Task[Any, ..., Any] | None) -> Enqueued:
     values = {name: getattr(row, name) for name in Enqueued.__slots__}
     values["run_at"] = datetime.fromisoformat(row.run_at)
-    values["headers"] = _parsed(row.headers)
-    values["payload"] = _parsed(row.payload) if task is None else task.decode(row.payload)
+    values["headers"] = json.loads(row.headers or "null")
+    values["payload"] = json.loads(row.payload) if task is None else task.decode(row.payload)
     return Enqueued(**values)
 
 
@@ -171,10 +171,6 @@ def _freeze(at: datetime | None) -> Steps[None]:
             "this database does not allow tests to set its clock",
             "If it is a test database: update fairq.settings set test_clock = true;",
         )
-
-
-def _parsed(text: str | None) -> Any:
-    return None if text is None else json.loads(text)
 
 
 # --- A worker in the test's transaction ------------------------------------------------------------
@@ -360,7 +356,7 @@ def _attempt(app: App, worker_id: int, row: queries.PopOneRow, savepoints: bool,
         payload=payload,
         outcome=name,
         result=answer,
-        error=_parsed(outcome.error),
+        error=json.loads(outcome.error or "null"),
         exception=exception,
         progress=ctx.last_progress,
     )

@@ -257,11 +257,7 @@ def banner(
     names = [f"{name}={weights[name]:g}" if name in weights else name for name in queues]
     return (
         f"worker {worker_id}{at and f' at {at}'} on {','.join(names)}:"
-        f" {_count(limits.slots, 'slot')}, {ahead}, claim batch {limits.claim_batch}{most},"
+        f" {limits.slots} slot{'s' * (limits.slots != 1)}, {ahead}, claim batch {limits.claim_batch}{most},"
         f" lease {settings.lease:g}s, {'listening' if listening else 'not listening'}, polling every"
         f" {poll_interval(settings, listening):g}s{ends}"
     )
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}" if number == 1 else f"{number} {what}s"

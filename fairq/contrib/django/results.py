@@ -43,11 +43,9 @@ def look_up(id: int) -> tuple[Row, list[Row]] | None:
     """
     with database.connection().cursor() as cursor:
         cursor.execute(_LOOK_UP, [id])
-        rows = [Row(*each[:7], *map(_parsed, each[7:])) for each in cursor.fetchall()]
+        rows = [
+            Row(*each[:7], *(json.loads(text or "null") for text in each[7:])) for each in cursor.fetchall()
+        ]
     began = [row for row in rows if row.started_at is not None and row.outcome not in _NOT_BEGUN]
     attempts = sorted(began, key=lambda row: row.started_at)
     return next(((row, attempts) for row in rows if row.kind is not None), None)
-
-
-def _parsed(text: str | None) -> Any:
-    return None if text is None else json.loads(text)
