@@ -153,7 +153,7 @@ def set_queue(name: str, **options: Any) -> None:
 
 @command("create", parent=queues, codes={1: "refused, or it exists"}, rights="fairq_admin")
 @click.argument("name")
-@settings_options(policies.QueueSettings)
+@settings_options(policies.QueueSettings, reset=False)
 def create_queue(name: str, **options: Any) -> None:
     """Create a queue.
 

@@ -127,11 +127,10 @@ def upcoming(row: Mapping[str, Any], now: datetime, count: int) -> list[datetime
     return [(tick + delay).astimezone(ZoneInfo(row["time_zone"])) for tick in islice(ticks, count)]
 
 
-takes_settings = together(
+names_and_payload = together(
     click.argument("name"),
     option("--group group_key GROUP", "The group of its tasks.", required=True),
     option("--payload JSON", "The payload of its tasks. Default: null."),
-    settings_options(api.ScheduleSettings),
 )
 
 
@@ -154,7 +153,8 @@ def _change(name: str, group_key: str, payload: str | None, options: dict[str, A
 
 
 @command("create", parent=schedules, codes={1: "refused, or it exists"}, rights="fairq_admin")
-@takes_settings
+@names_and_payload
+@settings_options(api.ScheduleSettings, reset=False)
 def create_schedule(name: str, group_key: str, payload: str | None, **options: Any) -> None:
     """Create a schedule.
 
@@ -168,7 +168,8 @@ def create_schedule(name: str, group_key: str, payload: str | None, **options: A
 
 
 @command("set", parent=schedules, codes={1: "refused, or there is none"}, rights="fairq_admin")
-@takes_settings
+@names_and_payload
+@settings_options(api.ScheduleSettings)
 def set_schedule(name: str, group_key: str, payload: str | None, **options: Any) -> None:
     """Change a schedule.
 

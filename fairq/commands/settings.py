@@ -15,16 +15,19 @@ from fairq.options import DEFAULTS, EnqueueOptions, Option, options_of
 Decorator = Callable[[Callable[..., Any]], Any]
 
 
-def settings_options(settings: Any) -> Decorator:
+def settings_options(settings: Any, *, reset: bool = True) -> Decorator:
     """One option per setting, --max-running N, --retention TIME, --notify / --no-notify; and --reset NAME."""
     known = options_of(settings)
-    reset = option(
+    declared = together(*(declared_option(name, known[name]) for name in known))
+    if not reset:
+        return declared
+    takes_away = option(
         "--reset NAME",
         "Take a setting away, so that its default holds: --reset max-running. May be repeated.",
         type=click.Choice([name.replace("_", "-") for name in known]),
         multiple=True,
     )
-    return together(*(declared_option(name, known[name]) for name in known), reset)
+    return together(declared, takes_away)
 
 
 def task_options() -> Decorator:
@@ -59,7 +62,7 @@ _TYPES: dict[Any, tuple[str, Any]] = {
 
 def named(options: Mapping[str, Any], *, may_be_none: bool = False) -> dict[str, Any]:
     """The named settings; None for those to take away."""
-    found: dict[str, Any] = dict.fromkeys(name.replace("-", "_") for name in options["reset"])
+    found: dict[str, Any] = dict.fromkeys(name.replace("-", "_") for name in options.get("reset", ()))
     found |= {name: value for name, value in options.items() if name != "reset" and value is not None}
     if not found and not may_be_none:
         raise click.UsageError("Name at least one setting to change; --help lists them.")

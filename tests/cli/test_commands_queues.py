@@ -213,6 +213,12 @@ def test_a_wrong_setting_changes_nothing(
     assert len(answer(database, "queues")["queues"]) == 1
 
 
+def test_what_is_created_has_nothing_to_reset(database: Database) -> None:
+    for create in (["queues", "create", "docs"], ["schedules", "create", "ping", "--group", "bob"]):
+        done = fairq(database, *create, "--reset", "weight")
+        assert (done.exit_code, "No such option" in done.stderr) == (Exit.USAGE, True), done.stderr
+
+
 @pytest.mark.parametrize(
     ("command", "settings", "target"),
     [
