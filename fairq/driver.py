@@ -161,7 +161,6 @@ for _map in (_adapters, _raw_adapters):
 
 
 def maybe(wrapper: Callable[[Any], Any], value: Any) -> Any:
-    """`wrapper(value)`, or None for None."""
     return None if value is None else wrapper(value)
 
 

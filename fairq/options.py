@@ -232,7 +232,6 @@ class Option:
 
 @cache
 def options_of(declared: Any) -> dict[str, Option]:
-    """The options or settings that a typed dict declares."""
     found = {}
     for name, hint in get_type_hints(declared, include_extras=True).items():
         if get_origin(hint) is Annotated:

@@ -112,7 +112,6 @@ def _generate(entries: Sequence[config.Entry], dsn: str | None, *, existing: boo
 
 
 def request(found: Catalog, queries: tuple[Query, ...], options: Options) -> Request:
-    """The request for a template."""
     return Request(found, queries, options, version=f"fairq v{metadata.version('fairq')}")
 
 

@@ -110,7 +110,6 @@ def _check(dsn: str, to: str) -> None:
 
 
 def _report(event: install.Applied | install.Waiting) -> None:
-    """Print a line on stderr."""
     if wants_json():
         return
     if isinstance(event, install.Applied):

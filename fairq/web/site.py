@@ -146,7 +146,6 @@ class Site:
         return self._templates.get_template(page.template).render(self._context(page, base) | more)
 
     def live(self, page: Page, base: str, **more: Any) -> str:
-        """The live part of a page."""
         template = self._templates.get_template(page.template)
         context = template.new_context(self._context(page, base) | more)
         return "".join(template.blocks["live"](context))

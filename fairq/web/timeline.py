@@ -94,7 +94,6 @@ def minutes(rows: Iterable[MinutesRow], until: datetime) -> tuple[list[Stretch],
 
 
 def totals(found: Iterable[Stretch]) -> Counter[str]:
-    """Slot seconds of each group."""
     had: Counter[str] = Counter()
     for each in found:
         for group_key, slots in each.slots.items():

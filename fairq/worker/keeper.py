@@ -67,7 +67,6 @@ class Keeper(threading.Thread):
         self._over.set()
 
     def _call(self, function: Callable[..., object], *args: object) -> None:
-        """Call it on the loop."""
         with contextlib.suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(function, *args)
 
