@@ -45,7 +45,7 @@ LOG_LINES = 40
 
 @pytest.hookimpl(tryfirst=True)  # before pytest chooses its folder for temporary files
 def pytest_configure(config: pytest.Config) -> None:
-    """The controller, or the only process, starts the server; workers of pytest-xdist are told about it."""
+    """Start the server in the controller or the only process; pytest-xdist's workers get its address."""
     # A run in the background of a script ignores Ctrl-C, and so would every process that the tests interrupt.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -69,7 +69,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @contextlib.contextmanager
 def _temporary_folder(parent: Path) -> Iterator[Path]:
-    """Where the tests' files go; each run has its own. Those of a test that passed go with it."""
+    """The folder for this run's files. Those of passed tests are removed."""
     parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="fairq-", dir=parent, ignore_cleanup_errors=True) as folder:
         yield Path(folder) / "files"
@@ -123,7 +123,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
-    """A failed test shows what the server logged meanwhile."""
+    """Show a failed test's part of the server's log."""
     report: Any = yield
     server = item.config.stash.get(SERVER, None)
     if report.failed and server and LOG_START in item.stash:
@@ -143,7 +143,7 @@ def server(pytestconfig: pytest.Config) -> TestServer:
 
 @pytest.fixture(scope="session")
 def template(server: TestServer) -> str:
-    """The name of a database with the engine loaded; nobody connects to it."""
+    """The name of the template database with the engine; nobody connects to it."""
     if server.template_error:
         pytest.fail(server.template_error, pytrace=False)
     return server.template
@@ -166,7 +166,7 @@ def worker(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="session")
 def logins(server: TestServer, template: str, worker: str) -> Iterator[dict[str, str]]:
-    """Two users for each role of fairq, by the role's name and "another …"; see `Database.dsn_as`."""
+    """Two users for each role of fairq, named by the role and "another …"; see `Database.dsn_as`."""
     names = {
         f"{which}fairq_{part}": f"fairq_test_{server.run_id}_{worker}_{number}_{part}"
         for number, which in enumerate(("", "another "))
@@ -183,21 +183,21 @@ def logins(server: TestServer, template: str, worker: str) -> Iterator[dict[str,
 
 @pytest.fixture(scope="module")
 def _module_connection(_worker_database: str) -> Iterator[psycopg.Connection[Any]]:
-    """A session compiles each function once, which takes longer than most tests."""
+    """Compile the functions, which takes each session longer than most tests."""
     with contextlib.closing(session(_worker_database, application_name="db")) as conn:
         yield conn
 
 
 @pytest.fixture
 def db(_module_connection: psycopg.Connection[Any]) -> Iterator[psycopg.Connection[Any]]:
-    """One connection, migrated database. Its transaction is rolled back at the end, so nothing may commit."""
+    """A connection to a migrated database. Its transaction is rolled back at the end, so nothing may commit."""
     yield _module_connection
     _module_connection.rollback()
 
 
 @pytest.fixture
 def preparation(request: pytest.FixtureRequest) -> Preparation | None:
-    """What is done to `database` before the test has it."""
+    """Hook to prepare `database` before the test."""
     marker = request.node.get_closest_marker("prepared")
     return marker.args[0] if marker else None
 
@@ -211,7 +211,7 @@ def database(
     preparation: Preparation | None,
     _kept: dict[Preparation | None, list[KeptDatabase]],
 ) -> Iterator[Database]:
-    """A migrated database of its own: for commits, and for several sessions."""
+    """The test's own migrated database, for commits and several sessions."""
     node = request.node
     if not (KEEPS and node.nodeid.startswith(FOLDERS)) or node.get_closest_marker("new_database"):
         yield from _database(server, template, logins, preparation)
@@ -233,7 +233,7 @@ def database(
 
 @pytest.fixture(scope="session")
 def _kept(server: TestServer) -> Iterator[dict[Preparation | None, list[KeptDatabase]]]:
-    """Those that wait for their next test."""
+    """The databases that wait for their next test."""
     kept: dict[Preparation | None, list[KeptDatabase]] = {}
     yield kept
     for database in itertools.chain(*kept.values()):
@@ -242,14 +242,14 @@ def _kept(server: TestServer) -> Iterator[dict[Preparation | None, list[KeptData
 
 @pytest.fixture
 def one_shard(database: Database) -> None:
-    """For what holds within a shard: the order of groups, and their keys. `make test-shards` has many."""
+    """A single shard, for the order of groups and keys; `make test-shards` has many."""
     with psycopg.connect(database.dsn) as conn:
         set_shards(conn, 1)
 
 
 @pytest.fixture
 def empty_database(server: TestServer) -> Iterator[Database]:
-    """An empty database of its own: for migrations."""
+    """The test's own empty database, for migrations."""
     yield from _database(server, "template0")
 
 
@@ -277,5 +277,5 @@ def _database(
 
 @pytest.fixture
 def by_roles(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Producers and workers call as fairq_enqueue and fairq_work, whoever the session is."""
+    """Let producers and workers call as fairq_enqueue and fairq_work, whatever the session's role is."""
     monkeypatch.setattr(calls, "by_roles", True)

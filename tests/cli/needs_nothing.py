@@ -1,4 +1,4 @@
-"""A place for a command that a test makes up."""
+"""A module for a command that a test makes up."""
 
 import click
 

@@ -1,4 +1,4 @@
-"""Run the command line as a user does, in this process or in one of its own, with a terminal or without."""
+"""Run the command line as a user does, in this process or its own, with or without a terminal."""
 
 import contextlib
 import json
@@ -22,13 +22,13 @@ PATIENCE_SECONDS = 60.0
 
 
 def fairq(database: Database | str, *arguments: str, stdin: str | bytes | None = None) -> Result:
-    """The command in this process, against a database or a DSN."""
+    """Run the command in this process, against a database or a DSN."""
     dsn = database if isinstance(database, str) else database.dsn
     return CliRunner().invoke(main, [*arguments, "--dsn", dsn], input=stdin, prog_name="fairq")
 
 
 def ok(database: Database | str, *arguments: str, stdin: str | bytes | None = None) -> str:
-    """What a command that must succeed prints."""
+    """The output of a command that must succeed."""
     done = fairq(database, *arguments, stdin=stdin)
     assert done.exit_code == 0, done.output
     return done.stdout
@@ -43,13 +43,13 @@ def answer(database: Database | str, *arguments: str, exit_code: int = 0, stdin:
 
 
 def as_role(database: Database, role: str) -> str:
-    """A DSN whose sessions have the rights of a role, and no others."""
+    """A DSN whose sessions have only the rights of a role."""
     return make_conninfo(database.dsn, options=f"-c role={role}")
 
 
 @contextlib.contextmanager
 def process(database: Database, *arguments: str, **kwargs: Any) -> Iterator["subprocess.Popen[str]"]:
-    """The command in a process of its own; killed at the end if it still runs."""
+    """Run the command in its own process; it is killed at the end if it still runs."""
     # Whatever the run itself is shown on: a terminal of a test moves its cursor.
     env = {**os.environ, "FAIRQ_DSN": database.dsn, "PYTHONPATH": str(ROOT), "TERM": "xterm-256color"}
     started = subprocess.Popen(
@@ -67,7 +67,7 @@ def process(database: Database, *arguments: str, **kwargs: Any) -> Iterator["sub
 
 
 class Terminal:
-    """A terminal and what was written to it."""
+    """A terminal, and what was written to it."""
 
     def __init__(self, lines: int = 24, columns: int = 80) -> None:
         import fcntl
@@ -83,7 +83,7 @@ class Terminal:
         os.write(self.ours, keys)
 
     def wait_for(self, text: bytes) -> None:
-        """Read until this was written."""
+        """Read until this text was written."""
         deadline = time.monotonic() + PATIENCE_SECONDS
         while text not in self.written:
             self.read(deadline - time.monotonic(), text)

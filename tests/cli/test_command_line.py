@@ -30,7 +30,7 @@ def fairq(*arguments: str) -> Result:
 
 
 def loaded_by(code: str) -> set[str]:
-    """The modules in a fresh Python after running some code."""
+    """The modules that a new Python has loaded after running some code."""
     program = f"import sys\n{code}\nprint('modules:', *sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     return set(done.stdout.rsplit("modules:", 1)[1].split())
@@ -82,7 +82,7 @@ def test_python_m_fairq_is_fairq() -> None:
 
 
 def test_no_line_of_help_is_wider_than_a_terminal() -> None:
-    """Examples are not wrapped: a terminal would break them in the middle of a word."""
+    """Examples are not wrapped, so a terminal would break them in the middle of a word."""
     group: Any = main
     for name in set(group.list_commands(click.Context(group))) - {"bench"}:
         command = group.get_command(click.Context(group), name)
@@ -134,7 +134,7 @@ def test_help_imports_no_command_and_no_driver() -> None:
 
 @pytest.mark.parametrize("module", ["fairq", "fairq.install", "fairq.dsn", "fairq.cli"])
 def test_what_workers_import_loads_neither_alembic_nor_sqlalchemy(module: str) -> None:
-    """HR32: a worker checks the version at its start, without the second that those two cost."""
+    """HR32: a worker checks the version when it starts, without the second that those two cost."""
     assert not loaded_by(f"import {module}") & {"alembic", "sqlalchemy", "mako"}
 
 
@@ -308,7 +308,7 @@ def test_check_exits_0_when_there_is_nothing_to_do(database: Database) -> None:
 
 @pytest.mark.parametrize("option", ["--check", "--to=head", "--to=base"])
 def test_a_newer_database_has_its_own_exit_code(database: Database, option: str) -> None:
-    """Not 1: to migrate is not what helps."""
+    """Not 1, because migrating does not help."""
     with database.connect() as conn:
         conn.execute("update fairq.schema_version set version_num = 'fairq_0099'")
     done = fairq("migrate", option, "--dsn", database.dsn)

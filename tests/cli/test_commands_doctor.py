@@ -1,4 +1,4 @@
-"""`fairq doctor`: each judgement apart from the database, and the round against a real one."""
+"""`fairq doctor`: each judgement without a database, and all checks against a real one."""
 
 import contextlib
 import json
@@ -45,7 +45,7 @@ RIGHTS: dict[str, Any] = dict.fromkeys(("superuser", "enqueue", "work", "observe
 
 
 def findings(database: Database | str, exit_code: int = 0, *options: str) -> dict[str, dict[str, Any]]:
-    """By name. A test server runs with fsync off, for speed: that one is not counted as wrong."""
+    """The findings by name. A test server runs with fsync off, which does not count as wrong."""
     done = fairq(database, "doctor", "--json", *options)
     document = json.loads(done.stdout)
     found = {each["check"]: each for each in document["findings"]}
@@ -167,7 +167,7 @@ def test_a_queue_with_tasks_needs_a_worker_that_lives(
 def test_a_long_wait_is_wrong_only_where_somebody_said_what_is_long(
     waits: timedelta | None, max_wait: timedelta | None, verdict: str
 ) -> None:
-    """Bob's backlog waits, and shall: fairness is not a fault."""
+    """Bob's backlog has to wait: that is fairness, not a fault."""
     assert doctor.judge_waiting([queue("a", 1, waits)], max_wait).verdict == verdict
 
 
@@ -210,7 +210,7 @@ def test_a_move_to_more_shards_that_was_left_half_way_is_worth_a_look(database: 
 
 @pytest.mark.parametrize("overdue", [0, 2])
 def test_a_part_of_maintenance_that_fails_is_named_with_its_message(overdue: int) -> None:
-    """Somebody runs it then: what is left lying is no sign that nobody does."""
+    """Then somebody does run it, although something is overdue."""
     found = doctor.judge_maintenance(left(overdue=overdue), [failure("queue bob's")])
     assert found.verdict == "wrong"
     assert "queue bob's has failed since 2026-01-02T00:00:00+00:00: disk full (53100)" in found.text
@@ -250,7 +250,7 @@ def holder(
 def test_what_holds_the_horizon_is_named_with_what_to_do(
     rows: list[Any], verdict: str, remedy: str | None
 ) -> None:
-    """I9: fairq stays fast under a held xmin; the disk fills up all the same."""
+    """I9: fairq stays fast with a held snapshot, but the disk fills up."""
     found = doctor.judge_horizon(rows)
     assert found.verdict == verdict
     assert remedy is None or remedy in (found.remedy or "")
@@ -322,7 +322,7 @@ def test_a_fresh_installation_is_well(database: Database) -> None:
 
 @pytest.fixture
 def safe_server(tmp_path: Path) -> Iterator[str]:
-    """A server that keeps its data: with fsync, as an installation has it."""
+    """A server that keeps its data, with fsync, as in production."""
     with contextlib.closing(embedded.start(tmp_path / "data")) as server:
         install.migrate(server.dsn())
         yield server.dsn()
@@ -430,7 +430,7 @@ def test_a_failure_of_a_part_that_is_gone_is_no_news(database: Database) -> None
 
 
 def test_a_task_that_is_held_is_past_its_deadline_and_no_sign_of_anything(database: Database) -> None:
-    """A deadline is for the start."""
+    """A deadline only concerns the start."""
     ok(database, "enqueue", "bob")
     with database.connect() as conn:
         conn.execute("select fairq.pop_tasks('default', 1, fairq.register_worker('w', '{default}', 1))")
@@ -482,7 +482,7 @@ def test_a_forgotten_prepared_transaction_is_wrong(
 
 
 def test_behind_a_transaction_pooler_listen_is_silent_and_said_to_be(database: Database) -> None:
-    """HR: LISTEN is accepted there, and nothing ever comes."""
+    """HR: LISTEN is accepted there, but nothing ever arrives."""
     with pooler(database.dsn) as dsn:
         found = findings(dsn)
     assert "through a pooler" in found["connection"]["text"]
@@ -570,7 +570,7 @@ HAS_SIZES = embedded.find_binaries().major >= 17
 
 @pytest.fixture(scope="module")
 def small_server() -> Iterator[embedded.Server]:
-    """Its queue of notifications has room for half a megabyte."""
+    """The server's notification queue has room for half a megabyte."""
     with private_server({"max_notify_queue_pages": 64} if HAS_SIZES else {}) as server:
         yield server
 
@@ -656,7 +656,7 @@ def test_people_see_every_finding_and_a_sum(database: Database) -> None:
 
 
 def test_a_finding_has_a_remedy_unless_it_is_fine() -> None:
-    """What to do is the point of the command."""
+    """Saying what to do is the point of the command."""
     judged: list[Finding] = [
         doctor.judge_server(queries.CheckServerRow(**SERVER | {"fsync": "off"})),
         doctor.judge_clock(NOW, NOW + HOUR, NOW),

@@ -27,7 +27,7 @@ ESCAPE = "\x1b[2J\x1b]0;owned\x07"
 
 
 def fill(database: Database) -> int:
-    """A backlog, a task that runs, a worker that lives and one that is lost. Returns the first's id."""
+    """Make a backlog, a running task, a live worker and a lost one. Return the live worker's id."""
     conn = database.connect(autocommit=True)
     conn.execute(
         "select fairq.create_tasks(array_fill('bob'::text, array[30]), array_fill('1'::jsonb, array[30]))"
@@ -338,7 +338,7 @@ STRANGER = "It has neither tasks nor settings: is the name right?"
 
 
 def test_a_group_that_nobody_has_heard_of_is_said_to_be_none(database: Database) -> None:
-    """A misspelt tenant goes on being served, and the operator must know."""
+    """If the operator misspells a tenant, it is still served, and the operator must know."""
     assert STRANGER in ok(database, "resume", "default", "--group", "bbo")
     assert STRANGER in ok(database, "groups", "usage", "bbo")
     assert STRANGER in ok(database, "groups", "purge", "bbo", "--yes")
@@ -557,7 +557,7 @@ def test_a_group_or_a_key_is_held_until_a_time(database: Database, name: list[st
 
 
 def test_more_shards_while_there_are_tasks(database: Database) -> None:
-    """And fewer again; what was interrupted goes on."""
+    """And fewer again; an interrupted move goes on."""
     with psycopg.connect(database.dsn, autocommit=True) as conn:
         before = one(conn, "select shard_count from fairq.settings")
         tasks = create_all(conn, *"abcdefgh" * 3)
@@ -617,7 +617,7 @@ def test_a_part_of_maintenance_that_fails_is_told_and_holds_up_no_other_one(data
 
 
 def test_maintain_works_where_the_role_defaults_to_serializable(database: Database) -> None:
-    """QF005 is for those who open their own transactions."""
+    """QF005 concerns only callers with their own transactions."""
     strict = make_conninfo(database.dsn, options="-c default_transaction_isolation=serializable")
     assert fairq(strict, "maintain").exit_code == 0
     assert fairq(strict, "enqueue", "bob").exit_code == 0
@@ -735,7 +735,7 @@ def test_without_fairq_in_the_database_it_says_how_to_install_it(
 
 
 def test_a_connection_that_waits_for_ever_is_given_up() -> None:
-    """Nobody sits before a silent command: connecting has a limit, unless the DSN has one of its own."""
+    """A command must not hang silently: connecting has a limit, unless the DSN sets its own."""
     from fairq.commands import common
 
     source = inspect.getsource(common.connect)
@@ -748,7 +748,7 @@ EPILOGS = {name.removeprefix("fairq "): command.epilog or "" for name, command i
 
 
 def may(command: str) -> set[str]:
-    """The roles that the help of a command names for it, and those that include them."""
+    """The roles that a command's help names, and those that include them."""
     said = re.split(" to look|;", EPILOGS[command.removesuffix(" --from")].split("Rights: ")[1])[0]
     named = set(ROLES if "any role" in said else re.findall(r"fairq_\w+", said))
     assert named
@@ -760,7 +760,7 @@ def may(command: str) -> set[str]:
 def test_each_role_may_do_its_part_and_is_told_about_the_rest(
     database: Database, role: str, command: str
 ) -> None:
-    """HR: the role of an application can neither watch nor manage; that of a dashboard can only watch."""
+    """HR: an application's role can neither watch nor manage; a dashboard's can only watch."""
     task_id = ok(database, "enqueue", "bob", '{"secret": 1}').strip()
     if command.startswith("schedules"):
         ok(database, "schedules", "create", "1", "--group", "bob", "--every", "1d", "--kind", "report")

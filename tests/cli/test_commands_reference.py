@@ -1,4 +1,4 @@
-"""docs/reference/cli*.md: what is shown was really run."""
+"""docs/reference/cli*.md: the examples were really run."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""`fairq schedules`, and what `fairq doctor` and `fairq maintain` have to do with them."""
+"""`fairq schedules`, and schedules in `fairq doctor` and `fairq maintain`."""
 
 from dataclasses import replace
 from datetime import datetime, timedelta

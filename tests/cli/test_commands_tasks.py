@@ -132,7 +132,7 @@ def test_a_file_becomes_tasks_in_its_order(database: Database, tmp_path: Path) -
 
 
 def test_lines_with_different_options_keep_their_order_too(database: Database) -> None:
-    """A group's tasks run in the order of the file, whatever their kinds."""
+    """A group's tasks run in the order of the file, whatever their kinds are."""
     text = lines(*({"group_key": "bob", "payload": n, "kind": f"k{n % 2}"} for n in range(50)))
     ok(database, "enqueue", "--from", "-", stdin=text)
     assert tasks(database, "payload, kind") == [(n, f"k{n % 2}") for n in range(50)]
@@ -245,7 +245,7 @@ def test_a_process_killed_halfway_leaves_nothing(database: Database) -> None:
 
 
 def seen_task_ids(database: Database, at_least: int) -> None:
-    """Wait until another session has drawn so many ids; its rows are not visible yet."""
+    """Wait until another session has drawn so many ids, although its rows are not visible yet."""
     observer = database.connect(autocommit=True)
 
     def drawn() -> bool:
@@ -467,7 +467,7 @@ def test_explain_of_an_ended_task_says_how_it_ended(database: Database) -> None:
 
 
 def test_explain_shows_everything_that_is_known_of_a_task(database: Database) -> None:
-    """But for what the reason tells; what an ordinary task has takes no line."""
+    """Except what the reason says; values of ordinary tasks are not shown."""
     ok(database, "enqueue", "bob")
     options = (
         "--user",

@@ -1,4 +1,4 @@
-"""Where the connection string comes from, and that its password is never shown."""
+"""Where the connection string comes from; its password is never shown."""
 
 import pytest
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""The reference pages name everything there is."""
+"""The reference pages are complete."""
 
 import inspect
 import re

@@ -1,4 +1,4 @@
-"""`fairq shares`, what `top` shows of it, `metrics`, and what `doctor` makes of it."""
+"""`fairq shares`, and shares in `top`, `metrics` and `doctor`."""
 
 import re
 from typing import Any
@@ -23,7 +23,7 @@ def conn(database: Database) -> Conn:
 
 
 def then(database: Database, simulation: Simulation) -> str:
-    """A DSN whose sessions have the time at which a simulation stands."""
+    """A DSN whose sessions have a simulation's current time."""
     at = f"{NOON.date()}T12:{int(simulation.now // 60):02}:{simulation.now % 60:09.6f}+00"
     return make_conninfo(database.dsn, options=f"-c fairq.now={at}")
 

@@ -1,4 +1,4 @@
-"""What people see on a terminal of 80 columns and 24 lines: tables that fit, and no word broken."""
+"""The output on a terminal of 80 columns and 24 lines: tables fit, and no word is broken."""
 
 import re
 from datetime import UTC, datetime, timedelta
@@ -26,7 +26,7 @@ unexpected end of file at offset 18233 while looking for the object stream"}"""
 
 
 def seen(database: Database | str, *arguments: str) -> str:
-    """What a terminal of 80 by 24 shows, without its colours."""
+    """What a terminal of 80 by 24 shows, without colours."""
     dsn = database if isinstance(database, str) else database.dsn
     env = {"FORCE_COLOR": "1", "COLUMNS": "80", "LINES": "24", "TERM": "xterm-256color"}
     done = CliRunner().invoke(main, [*arguments, "--dsn", dsn], env=env, prog_name="fairq")
@@ -36,7 +36,7 @@ def seen(database: Database | str, *arguments: str) -> str:
 
 @pytest.fixture
 def busy(database: Database) -> Database:
-    """Thirty queues, and names as tenants have them."""
+    """Thirty queues, with names like those of tenants."""
     conn = database.connect(autocommit=True)
     for name in (QUEUE, *(f"queue-{n:02}" for n in range(28))):
         conn.execute("select fairq.configure_queue(%s)", [name])

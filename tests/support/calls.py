@@ -1,4 +1,4 @@
-"""The engine as tests call it: one name for each call, the same in every folder; and what is there to see."""
+"""The engine's calls for tests, with the same names in every folder; and what they can look at."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -33,7 +33,7 @@ RELEASE = (
 
 
 class Held(int):
-    """A task in a worker's hands: its id, and what else names it when it ends."""
+    """A task that a worker holds: its id, worker and attempt."""
 
     attempt: int
     group_key: str
@@ -63,7 +63,7 @@ _have_their_own: WeakSet[Conn] = WeakSet()
 
 @contextmanager
 def in_role(conn: Conn, query: str) -> Iterator[None]:
-    """In the role that calls the one function of the engine that the query names; else as the session is."""
+    """Use the role that may call the function that the query names; else the session's own."""
     if query.startswith("set role"):
         _have_their_own.add(conn)
     names = re.findall(r"fairq\.(\w+)", query)
@@ -112,7 +112,7 @@ def call(conn: Conn, function: str, *args: Any, **named: Any) -> list[Row]:
 
 
 def empty(conn: Conn, *tables: str) -> None:
-    """All rows away, between two examples. To truncate costs new files, and every plan of every session."""
+    """Delete all rows between two examples. Truncating would cost new files, and all plans of all sessions."""
     conn.execute(";".join(f"delete from fairq.{table}" for table in tables).encode())  # noqa: S608
 
 
@@ -130,24 +130,24 @@ def create(conn: Conn, group: str = "bob", payload: str = "{}", **options: Any) 
 
 
 def create_each(conn: Conn, *groups: str, **options: Any) -> list[int]:
-    """One call for each group, in this order."""
+    """Create a task for each group, in this order, one per call."""
     return [create(conn, group, **options) for group in groups]
 
 
 def create_all(conn: Conn, *groups: str, **options: Any) -> list[int]:
-    """One call for all."""
+    """Create a task for each group, all in one call."""
     names = "".join(f", p_{name} => %s" for name in options)
     query = f"select fairq.create_tasks(%s::text[], array_fill('{{}}'::jsonb, array[%s]){names})"
     return column(conn, query, list(groups), len(groups), *options.values())
 
 
 def create_of(conn: Conn, group: str, *users: str | None, **options: Any) -> list[int]:
-    """One task for each of these users of a group, in this order, by one call."""
+    """Create a task for each of these users of a group, in this order, in one call."""
     return create_all(conn, *[group] * len(users), user_keys=list(users), **options)
 
 
 def create_many(conn: Conn, group: str, count: int, **options: Any) -> list[int]:
-    """Many tasks of a group by one call."""
+    """Create many tasks of a group in one call."""
     return create_all(conn, *[group] * count, **options)
 
 
@@ -182,7 +182,7 @@ def held_by(worker: int | None, tasks: Sequence[int], attempt: int | None = None
 def ending(
     worker: int | None, tasks: Sequence[int], outcome: str | None = None, attempt: int | None = None
 ) -> list[Any]:
-    """What FINISH takes: all with one outcome, or with none, which is success."""
+    """The parameters of FINISH: all with one outcome, or none for success."""
     return [*held_by(worker, tasks, attempt), None if outcome is None else [outcome] * len(tasks)]
 
 
@@ -200,7 +200,7 @@ def finish(
     delay: str | None = None,
     **options: Any,
 ) -> list[int]:
-    """All with one outcome; `delay` is before each is tried again, `options` are arrays."""
+    """Finish all with one outcome; `delay` is the pause before a retry, `options` are arrays."""
     if delay is not None:
         options["retry_delays"] = [delay] * len(tasks)
     casts = {
@@ -224,7 +224,7 @@ def maintain(conn: Conn, limit: int = 10000) -> dict[str, int]:
 
 
 def drain(conn: Conn, worker: int, queue: str = "default") -> list[int]:
-    """Pop and finish until nothing comes any more; the ids in served order."""
+    """Pop and finish until nothing is left, and return the ids in served order."""
     served: list[int] = []
     while held := pop(conn, worker, 50, queue=queue):
         served += held
@@ -244,7 +244,7 @@ def users_of(held: Sequence[Held]) -> list[str | None]:
 
 
 def states(conn: Conn) -> dict[int, str]:
-    """The state of each live task, the outcome of each ended one."""
+    """The states of live tasks and the outcomes of ended ones, by id."""
     query = "select id, state from fairq.live_tasks union all select id, outcome from fairq.finished_tasks"
     rows = run(conn, query)
     assert len({row[0] for row in rows}) == len(rows), "a task is live and ended at once"
@@ -252,12 +252,12 @@ def states(conn: Conn) -> dict[int, str]:
 
 
 def state(conn: Conn, task: int) -> str | None:
-    """None for neither."""
+    """The task's state or outcome; None: there is no such task."""
     return states(conn).get(task)
 
 
 def field(conn: Conn, task: int, name: str) -> Any:
-    """Of a live task: its body, and what it is doing."""
+    """A live task's body and state."""
     query = "select l.*, b.headers, b.payload from fairq.live_tasks l join fairq.tasks b using (shard_no, id)"
     return one(conn, f"select {name} from ({query}) t where id = %s", task)  # noqa: S608
 
@@ -267,7 +267,7 @@ def explain(conn: Conn, task: int) -> str:
 
 
 def in_flight(conn: Conn, lane: str, queue: str = "default") -> int:
-    """Places taken in a lane: of a group, a key (#keys), 'queue x' (#queue x) or 'cluster' (#cluster)."""
+    """The places taken of a group, a key (#keys), 'queue x' (#queue x) or 'cluster' (#cluster)."""
     query = """
         select coalesce((l.gate).in_flight, 0) from fairq.lanes l
         where l.queue = %s and l.group_key = %s order by l.version desc limit 1"""
@@ -276,7 +276,7 @@ def in_flight(conn: Conn, lane: str, queue: str = "default") -> int:
 
 
 def written(conn: Conn) -> dict[str, int]:
-    """Rows written so far, per table, as this session counts them. Compare two of one transaction."""
+    """The rows written so far per table, as this session counts them. Compare two in one transaction."""
     query = (
         "select relname, n_tup_ins + n_tup_upd + n_tup_del from pg_stat_xact_user_tables"
         " where schemaname = 'fairq'"
@@ -285,7 +285,7 @@ def written(conn: Conn) -> dict[str, int]:
 
 
 def contents(conn: Conn) -> list[Row]:
-    """Everything the engine stores: equal before and after means that nothing changed."""
+    """All rows of the engine, to compare before and after."""
     tables = column(
         conn,
         "select c.oid::regclass::text from pg_class c where c.relnamespace = 'fairq'::regnamespace"
@@ -301,7 +301,7 @@ def contents(conn: Conn) -> list[Row]:
 
 @contextmanager
 def refused(conn: Conn, code: str) -> Iterator[None]:
-    """The call raises this code, never mind its text, with a hint, and changes nothing."""
+    """Assert that the call raises this code with a hint, and changes nothing."""
     before = contents(conn)
     with pytest.raises(psycopg.Error) as caught, conn.transaction():
         yield
@@ -314,6 +314,6 @@ def refused(conn: Conn, code: str) -> Iterator[None]:
 
 
 def needs_one_order(conn: Conn) -> None:
-    """Skips a test about the order of several groups where each shard has an order of its own."""
+    """Skip a test about the order of several groups if there are shards, each with its own order."""
     if one(conn, "select shard_count from fairq.settings") > 1:
         pytest.skip("these groups are in several shards")

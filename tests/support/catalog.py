@@ -1,4 +1,4 @@
-"""What a schema consists of, as text: to compare two databases and to say how they differ."""
+"""A schema's content as text, to compare two databases and say how they differ."""
 
 import difflib
 from typing import Any
@@ -137,7 +137,7 @@ MOVING = """
 
 
 def catalog(conn: psycopg.Connection[Any], schema: str = "fairq") -> Catalog:
-    """Everything in the schema, and the rows it starts with (but for points in time and transaction ids)."""
+    """Everything in the schema and its first rows (except times and transaction ids)."""
     # Names are printed with their schema, whatever the path of this session.
     conn.execute("select set_config('search_path', '', false)")
     found: Catalog = {}
@@ -160,7 +160,7 @@ def _rows(conn: psycopg.Connection[Any], schema: str, table: str) -> list[str]:
 
 
 def differences(left: Catalog, right: Catalog, left_name: str, right_name: str) -> list[str]:
-    """What differs, one readable paragraph each; empty when nothing does."""
+    """The differences, one readable paragraph each."""
     found = []
     for thing in sorted(left.keys() | right.keys()):
         if thing not in left or thing not in right:

@@ -64,7 +64,7 @@ grant insert, select, update on runs, effects to fairq_work;
 
 
 def produce(dsn: str, random: Random, note: Callable[..., None]) -> None:
-    """Transactions of one to five tasks, each noted in the same one, and in a file when it is certain."""
+    """Transactions of one to five tasks, noted in the same transaction, and in a file once committed."""
     while True:
         try:
             with psycopg.connect(dsn, application_name="producer", connect_timeout=5) as conn:
@@ -104,15 +104,15 @@ def main(dsn: str, seed: str, file: TextIO) -> None:
 
 @dataclass
 class Fault:
-    """What was done, and when it was over."""
+    """A fault, and when it was over."""
 
     what: str
     began: float
     undone: float = 0.0
     pids: list[int] = field(default_factory=list)
-    """The workers that were there when it was over."""
+    """The workers that existed when it was over."""
     stranded: list[int] = field(default_factory=list)
-    """Tasks that a worker held who cannot end them any more."""
+    """Tasks of workers that can no longer end them."""
 
 
 class World:
@@ -166,7 +166,7 @@ class World:
             return []
 
     def _halt(self, worker: Running) -> None:
-        """Stop it while it holds something."""
+        """Stop a worker while it holds tasks."""
         fault = self.faults[-1]
         for _ in range(20):
             worker.send(signal.SIGSTOP)
@@ -275,7 +275,7 @@ class World:
             self.server.start()
 
     def do(self, what: str, random: Random, watch: Callable[[float], None]) -> None:
-        """That fault; `watch` is called with the seconds that it lasts."""
+        """Cause that fault; calls `watch` with the seconds that it lasts."""
         fault = Fault(what, time.time())
         self.faults.append(fault)
         for seconds in getattr(self, what)(random):
@@ -286,7 +286,7 @@ class World:
 
 @contextlib.contextmanager
 def small_disk() -> Iterator[Path | None]:
-    """A file system that can be filled, where we may mount one."""
+    """A file system that can be filled, if we may mount one."""
     with tempfile.TemporaryDirectory(prefix="fairq-disk-") as name:
         options = f"size={DISK_BYTES},mode=755"
         mount = ["mount", "-t", "tmpfs", "-o", options, "fairq-disk", name]
@@ -303,7 +303,7 @@ def small_disk() -> Iterator[Path | None]:
 
 @contextlib.contextmanager
 def ended_in_order() -> Iterator[None]:
-    """A run that is terminated leaves no worker, server or file system behind."""
+    """Clean up workers, server and file system when the run is terminated."""
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         yield

@@ -53,7 +53,7 @@ def parts(page: str) -> Iterator[Part]:
 
 
 def run(command: str, dsn: str, folder: str) -> str:
-    """What a shell in a folder prints, on both streams, without spaces at the ends of lines."""
+    """What a shell in a folder prints on both streams, without trailing spaces."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
     env = {**os.environ, "FAIRQ_DSN": dsn, "PATH": path, "PYTHONPATH": str(ROOT)}
     with tempfile.NamedTemporaryFile("w+") as out:
@@ -91,7 +91,7 @@ def prepare(dsn: str, sql: str) -> None:
 
 
 def same(one: str, other: str) -> bool:
-    """Whether two outputs differ in numbers, times and the widths of columns only."""
+    """Whether two outputs differ only in numbers, times and the widths of columns."""
     return _bare(one) == _bare(other)
 
 

@@ -88,7 +88,7 @@ CITUS: dict[str, embedded.Setting] = {
 
 
 def say_where(server: embedded.Server) -> None:
-    """Where Citus finds the node itself: it does not listen on localhost."""
+    """Tell Citus the node's own address, because it does not listen on localhost."""
     with psycopg.connect(server.dsn(), autocommit=True) as conn:
         setting = sql.SQL("alter system set citus.local_hostname = {}")
         conn.execute(setting.format(sql.Literal(str(server.socket_dir))))
@@ -96,7 +96,7 @@ def say_where(server: embedded.Server) -> None:
 
 
 def alone(dsn: str) -> None:
-    """Make a database that has fairq a cluster of one node: its calls take the same way, to itself."""
+    """Make a database with fairq a cluster of one node, whose calls go the same way to itself."""
     place = conninfo_to_dict(dsn)
     host, port = str(place["host"]), int(str(place["port"]))
     with psycopg.connect(dsn, autocommit=True) as conn:
@@ -114,13 +114,13 @@ def alone(dsn: str) -> None:
 
 @dataclass
 class Cluster:
-    """Node 0 is the coordinator. Connections made here are closed with it."""
+    """A cluster; node 0 is the coordinator. Its connections are closed with it."""
 
     stack: contextlib.ExitStack
     servers: list[embedded.Server] = field(default_factory=list)
 
     def start(self, count: int = 1) -> None:
-        """More servers, each with an empty database that has the extension."""
+        """Start more servers, each with an empty database that has the extension."""
         for _ in range(count):
             server = self.stack.enter_context(embedded.start(settings=CITUS))
             say_where(server)
@@ -131,7 +131,7 @@ class Cluster:
             self.servers.append(server)
 
     def add(self, *numbers: int) -> None:
-        """Make them nodes."""
+        """Add them as nodes."""
         with self.connect(0) as conn:
             conn.execute("select citus_set_coordinator_host(%s, %s)", self.place(0))
             for number in numbers:
@@ -151,7 +151,7 @@ class Cluster:
         return install.migrate(self.dsn(0))
 
     def everywhere(self, statement: str) -> None:
-        """On each node for itself."""
+        """Run it on each node locally."""
         for number in range(len(self.servers)):
             with psycopg.connect(self.dsn(number), autocommit=True) as conn:
                 conn.execute("set citus.enable_ddl_propagation = off")
@@ -169,7 +169,7 @@ def running_cluster(workers: int = 2) -> Iterator[Cluster]:
 
 
 def group_of(conn: Conn, node: int) -> str:
-    """A group of that node."""
+    """A group whose home is that node."""
     return groups_of(conn, node, 1)[0]
 
 

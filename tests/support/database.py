@@ -18,7 +18,7 @@ _numbers = itertools.count(1)
 
 
 def session(dsn: str, **kwargs: Any) -> psycopg.Connection[Any]:
-    """A test's own connection. Through PgBouncer it prepares nothing, and has a name to be known by."""
+    """A test's own connection. Through PgBouncer it prepares nothing, and has a name that identifies it."""
     if MANAGED:
         name = f"session {os.getpid()}.{next(_numbers)}"
         kwargs = {"prepare_threshold": None, "application_name": name, **kwargs}
@@ -30,7 +30,7 @@ Preparation = Callable[[psycopg.Connection[Any]], object]
 
 @dataclass
 class Database:
-    """Connections made here are closed at the end of the test; pass `application_name` to name a session."""
+    """A test's database. Its connections are closed at the end; pass `application_name` to name a session."""
 
     name: str
     dsn: str
@@ -41,7 +41,7 @@ class Database:
         return self.open(self.dsn, **kwargs)
 
     def dsn_as(self, role: str) -> str:
-        """As a user that was granted this role of fairq, or "another …", and nothing else."""
+        """The DSN of a user that was granted only this role of fairq, or "another …"."""
         return make_conninfo(self.dsn, user=self.logins[role], password=PASSWORD)
 
     def connect_as(self, role: str, **kwargs: Any) -> psycopg.Connection[Any]:

@@ -1,4 +1,4 @@
-"""What must hold of the engine's tables whenever nobody is in the middle of something (I1, I7, I11, I13)."""
+"""What must hold for the engine's tables while no transaction is open (I1, I7, I11, I13)."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -242,13 +242,13 @@ group by 1, 2
 
 
 def exceeded(conn: psycopg.Connection[Any], most: Mapping[str, int]) -> list[tuple[str, str, int]]:
-    """Groups and keys of which more is in flight than may be: queue, name and how many."""
+    """Groups and keys above their cap: queue, name and how many are in flight."""
     found = conn.execute(IN_FLIGHT, {"names": list(most)}).fetchall()
     return [row for row in found if row[2] > most[row[1]]]
 
 
 def violations(conn: psycopg.Connection[Any]) -> dict[str, list[str]]:
-    """What is wrong, by name; empty when all is well. One statement: one snapshot, and planned once."""
+    """What is wrong, by name; empty if nothing is. In one statement, for one snapshot and one plan."""
     found: dict[str, list[str]] = {}
     has_it = conn.execute("select to_regproc('checks.violations') is not null").fetchone() == (True,)
     query = "select * from checks.violations()" if has_it else VIOLATIONS
@@ -258,7 +258,7 @@ def violations(conn: psycopg.Connection[Any]) -> dict[str, list[str]]:
 
 
 def hear_all(conn: psycopg.Connection[Any]) -> None:
-    """Every queue, the keys and the meters hear what there is to hear. With no transaction open."""
+    """Let every queue, the keys and the meters hear all rings. Needs that no transaction is open."""
     query = "select shard_no, queue from fairq.domains order by queue like '#%' desc, queue, shard_no"
     for _ in range(20):
         for shard, queue in conn.execute(query).fetchall():
@@ -278,7 +278,7 @@ def hear_all(conn: psycopg.Connection[Any]) -> None:
 
 
 def assert_sound(conn: psycopg.Connection[Any]) -> None:
-    """With no transaction open: what the engine derived agrees with bodies and holders, and nothing hangs."""
+    """Assert that derived tables agree with bodies and holders. Needs that no transaction is open."""
     wrong = violations(conn)
     assert not wrong, wrong
     hear_all(conn)
@@ -287,7 +287,7 @@ def assert_sound(conn: psycopg.Connection[Any]) -> None:
 
 
 def assert_consistent(conn: psycopg.Connection[Any]) -> None:
-    """The same after one more promotion of each queue, as far as there is room."""
+    """The same, after one more promotion of each queue."""
     for (queue,) in conn.execute("select queue from fairq.queues where not internal").fetchall():
         conn.execute("select fairq.promote_overflow(%s)", [queue])
     assert_sound(conn)

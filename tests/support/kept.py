@@ -76,7 +76,7 @@ Key = tuple[str, str]
 
 
 class KeptDatabase(Database):
-    """A database for one test after the other; `is_as_new`, between them, puts it back, or says it cannot."""
+    """A database for one test after the other. In between, `is_as_new` restores it, or says that it cannot."""
 
     def __init__(
         self, server: TestServer, name: str, logins: dict[str, str], preparation: Preparation | None = None
@@ -92,7 +92,7 @@ class KeptDatabase(Database):
         self.state, self.size = self._ask(self.ask_state), self._ask(SIZE)
 
     def open(self, dsn: str, autocommit: bool = False, **kwargs: Any) -> psycopg.Connection[Any]:
-        """One that is idle, in a new object; or a new one."""
+        """An idle session in a new object, or a new session."""
         if kwargs:
             return super().open(dsn, autocommit=autocommit, **kwargs)
         key = (dsn, os.environ.get("PGOPTIONS", ""))
@@ -114,7 +114,7 @@ class KeptDatabase(Database):
 
     @contextmanager
     def lends(self) -> Iterator[None]:
-        """Meanwhile whoever connects to it by psycopg gets an idle session, and closing gives it back."""
+        """Inside, connecting by psycopg takes an idle session, and closing gives it back."""
         opened = vars(BaseConnection)["_connect_gen"].__func__
         close, close_async = psycopg.Connection.close, psycopg.AsyncConnection.close
 
@@ -190,7 +190,7 @@ class KeptDatabase(Database):
         return True
 
     def _restoring(self) -> tuple[str, str]:
-        """What empties each table, and what puts back first rows and the first number of each sequence."""
+        """The statements that empty each table, and restore first rows and sequences."""
         deletes, inserts, numbers = [], [], []
         for (table,) in self.keeper.execute(RELATIONS, [["r", "p"]]).fetchall():
             deletes.append(f"delete from {table}")  # noqa: S608
@@ -210,7 +210,7 @@ class KeptDatabase(Database):
 
 
 def in_one(statements: list[str]) -> str:
-    """One statement of all of them, prepared and planned once."""
+    """All of them as one statement, prepared and planned once."""
     return f"with {', '.join(f's{n} as ({each})' for n, each in enumerate(statements))} select"
 
 

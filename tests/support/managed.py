@@ -81,7 +81,7 @@ def begin(item: pytest.Item) -> None:
 
 @contextlib.contextmanager
 def service(admin_dsn: str, run_id: str) -> Iterator[dict[str, str]]:
-    """What a provider gives, as fields of TestServer: a role, its own way in, and that through PgBouncer."""
+    """What a provider offers, as fields of TestServer: a role, a direct way, and one through PgBouncer."""
     owner = f"fairq_test_{run_id}_owner"
     name = sql.Identifier(owner)
     workers = ["main", *(f"gw{number}" for number in range(16))]

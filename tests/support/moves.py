@@ -1,4 +1,4 @@
-"""More shards, or fewer: what moves, and where it must be afterwards."""
+"""Changes of the number of shards: what moves, and where it must be afterwards."""
 
 import time
 from collections.abc import Callable
@@ -34,7 +34,7 @@ def begin(conn: Conn, shards: int) -> None:
 
 
 def step(conn: Conn) -> dict[str, Any]:
-    """One call of move_groups, and what it said."""
+    """Call move_groups once, and return its answer."""
     found: dict[str, Any] = one(conn, "select fairq.move_groups()")
     return found
 

@@ -11,7 +11,7 @@ CACHE = ROOT / ".mypy_cache" / "samples"
 
 
 def said_of(*paths: str | Path) -> list[str]:
-    """The lines that mypy prints. One at a time: what it knows of libraries is most of its work, and kept."""
+    """The lines that mypy prints. Only one runs at a time, because they share a cache of the libraries."""
     CACHE.mkdir(parents=True, exist_ok=True)
     options = ["--strict", "--config-file=", "--explicit-package-bases", "--no-error-summary", "--no-pretty"]
     with open(CACHE / "lock", "w") as lock:

@@ -1,4 +1,4 @@
-"""What the planner chose and what it cost, counted in rows and buffers, never in time."""
+"""What the planner chose, and its cost in rows and buffers, never in time."""
 
 import json
 import re
@@ -16,7 +16,7 @@ Node = dict[str, Any]
 
 @dataclass(frozen=True)
 class Statement:
-    """One statement that ran, perhaps inside a function, with its plan."""
+    """A statement that ran, perhaps inside a function, with its plan."""
 
     query: str
     plan: Node
@@ -24,7 +24,7 @@ class Statement:
 
 @dataclass
 class Recording:
-    """The statements that ended while `recorded_plans` was open, in that order (so inner ones come first)."""
+    """The statements that ended inside `recorded_plans`, in that order (so inner ones come first)."""
 
     statements: list[Statement] = field(default_factory=list)
 
@@ -40,7 +40,7 @@ def explain(
     *,
     analyze: bool = True,
 ) -> Node:
-    """The plan of a statement, run for real (roll back what it writes) unless `analyze` is false."""
+    """The plan of a statement, which really runs (roll back what it writes) unless `analyze` is false."""
     options = "analyze, buffers, timing off, " if analyze else ""
     text = f"explain ({options}format json) {query}"
     row = conn.execute(text, params).fetchone()
@@ -51,7 +51,7 @@ def explain(
 def explain_generic(
     conn: psycopg.Connection[Any], query: str, params: Sequence[Any], *, types: Sequence[str] = ()
 ) -> Node:
-    """The plan that a prepared statement gets whatever its parameters. `query` has `$1`, `$2` …"""
+    """The generic plan of a prepared statement. `query` has `$1`, `$2` …"""
     name = sql.Identifier("explained")
     types_text = sql.SQL("({})").format(sql.SQL(", ").join([sql.SQL(each) for each in types]))
     body = sql.SQL(query)
@@ -87,7 +87,7 @@ def index_names(plan: Node) -> set[str]:
 
 
 def relation_names(plan: Node, node_type: str = "") -> set[str]:
-    """The tables the plan reads or writes; only by nodes of that type when one is given."""
+    """The tables that the plan reads or writes, by default with nodes of any type."""
     return {
         node["Relation Name"]
         for node in nodes(plan)
@@ -96,7 +96,7 @@ def relation_names(plan: Node, node_type: str = "") -> set[str]:
 
 
 def shared_buffers(plan: Node) -> int:
-    """Pages of tables and indexes touched, in memory or not. The outermost node counts for all below it."""
+    """The touched pages of tables and indexes, in memory or not. The outermost node includes all below it."""
     return int(plan["Shared Hit Blocks"]) + int(plan["Shared Read Blocks"])
 
 
@@ -132,7 +132,7 @@ def require_auto_explain(conn: psycopg.Connection[Any]) -> None:
 
 @contextmanager
 def recorded_plans(conn: psycopg.Connection[Any]) -> Iterator[Recording]:
-    """Record the plan of every statement `conn` runs inside the block, those inside functions included."""
+    """Record the plan of every statement that `conn` runs inside the block, also inside functions."""
     require_auto_explain(conn)
     recording = Recording()
 
@@ -163,7 +163,7 @@ def recorded_plans(conn: psycopg.Connection[Any]) -> Iterator[Recording]:
 
 
 def parse_auto_explain(message: str) -> Statement | None:
-    """Read "duration: … ms  plan: {json}"; any other message gives None."""
+    """Read "duration: … ms  plan: {json}"; None for other messages."""
     found = re.match(r"duration: [0-9.]+ ms\s+plan:\s*(\{.*)", message, re.DOTALL)
     if not found:
         return None

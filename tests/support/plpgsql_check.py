@@ -55,7 +55,7 @@ def find_server() -> Path | None:
 
 
 def check(conn: psycopg.Connection[Any]) -> list[str]:
-    """Check every function of the schema, and return one line for each finding."""
+    """Check all functions of the schema, and return a line for each finding."""
     conn.execute("create extension plpgsql_check")
     findings = conn.execute(CHECK).fetchall()
     return [

@@ -1,4 +1,4 @@
-"""PgBouncer in transaction mode in front of a test server, where it is installed."""
+"""PgBouncer in transaction mode in front of a test server, if it is installed."""
 
 import contextlib
 import os
@@ -33,7 +33,7 @@ server_login_retry = 1
 
 
 def pgbouncer() -> str | None:
-    """Debian keeps it among the system's programs, which are not on everybody's path."""
+    """Find PgBouncer also in the system's folders, where Debian installs it."""
     return shutil.which("pgbouncer", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin")
 
 

@@ -1,4 +1,4 @@
-"""Other processes as tests see them: programs of ours that are killed, and whether one is still there."""
+"""Other processes: programs that tests start and kill, and whether one still exists."""
 
 import json
 import os
@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def is_alive(pid: int) -> bool:
-    """Is there such a process? One that ended and waits to be reaped is none."""
+    """Whether such a process exists; one that waits to be reaped does not count."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -31,7 +31,7 @@ def is_alive(pid: int) -> bool:
 
 @contextmanager
 def program(code: str, *argv: str, env: dict[str, str] | None = None) -> Iterator["subprocess.Popen[str]"]:
-    """Python code in a process of its own, able to import fairq; killed at the end if it still runs."""
+    """Run Python code in its own process, which can import fairq; it is killed at the end if it still runs."""
     process = subprocess.Popen(
         [sys.executable, "-c", code, *argv],
         env={**os.environ, "PYTHONPATH": str(ROOT), **(env or {})},
@@ -56,7 +56,7 @@ def read_json(process: "subprocess.Popen[str]") -> Any:
 
 
 def run_dirs_of(pid: int) -> set[Path]:
-    """The temporary folders of servers which that process started and that are still there."""
+    """The remaining temporary folders of servers that this process started."""
     found = set()
     for temp in {tempfile.gettempdir(), "/tmp", "/var/tmp"}:
         for run_dir in Path(temp).glob(f"{embedded.RUN_PREFIX}*"):
@@ -67,6 +67,6 @@ def run_dirs_of(pid: int) -> set[Path]:
 
 
 def modes(paths: Sequence[Path]) -> dict[str, tuple[int, int, int]]:
-    """Mode and owner of these and of all folders above them."""
+    """Mode and owner of these folders and of all their parents."""
     everything = {above for path in paths for above in (path.resolve(), *path.resolve().parents)}
     return {str(p): (s.st_mode, s.st_uid, s.st_gid) for p in sorted(everything) for s in [p.stat()]}

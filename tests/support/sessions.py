@@ -65,7 +65,7 @@ def call_in_background(call: Callable[[], T]) -> "Future[T]":
 def in_background(
     conn: psycopg.Connection[Any], query: QueryNoTemplate, params: Params | None = None
 ) -> "Future[Rows]":
-    """Run one statement in a thread; the future gives its rows, or none when it returns nothing."""
+    """Run one statement in a thread. The future has its rows, or none if it returns nothing."""
 
     def run() -> Rows:
         cursor = conn.execute(query, params)
@@ -75,7 +75,7 @@ def in_background(
 
 
 def result(future: "Future[T]") -> T:
-    """What the background call returned; a TimeoutError when it never ends."""
+    """The result of the background call. Raises TimeoutError if it does not end."""
     return future.result(PATIENCE_SECONDS)
 
 
@@ -106,7 +106,7 @@ def survivor(
 
 
 def is_blocked(observer: psycopg.Connection[Any], pid: int) -> bool:
-    """Does the session wait for a lock right now? `observer` must be in autocommit, to see anew."""
+    """Whether the session waits for a lock now. `observer` must be in autocommit, to see the current state."""
     found = observer.execute(
         """
         select exists (select from pg_catalog.pg_locks as l where l.pid = a.pid and not l.granted)
@@ -144,7 +144,7 @@ def wait_until_blocked(
 
 
 def activity(observer: psycopg.Connection[Any]) -> Rows:
-    """Every client session: what it runs and what it waits for."""
+    """What each client session runs and waits for."""
     return observer.execute(
         """
         select a.pid, a.application_name, a.state, a.wait_event_type, a.wait_event, a.query

@@ -25,7 +25,7 @@ def shard_count(conn: psycopg.Connection[Any]) -> int:
 
 
 def neighbours(conn: psycopg.Connection[Any], *names: str) -> list[str]:
-    """The names, each with a number behind it if that is what takes it to the first shard."""
+    """The names, with a number appended where needed to put them in the first shard."""
     count = shard_count(conn)
     return [
         next(each for n in range(10**6) if shard_of(each := f"{name}{n or ''}", count) == 0) for name in names

@@ -11,7 +11,7 @@ NOON = datetime(2030, 1, 1, 12, tzinfo=UTC)
 
 @dataclass
 class Ran:
-    """An attempt as its worker saw it. `ended` is None while it runs."""
+    """An attempt, as its worker saw it. `ended` is None while it runs."""
 
     task: Held
     worker: int
@@ -22,7 +22,7 @@ class Ran:
 
 @dataclass
 class Simulation:
-    """Time goes on in steps; upkeep comes every five seconds, as workers call it."""
+    """Advances the time in steps, with the upkeep every five seconds, as workers do."""
 
     conn: Conn
     slots: Sequence[int] = (8,)

@@ -35,7 +35,7 @@ def blocks(page: str) -> Iterator[Block]:
 
 
 def run(conn: psycopg.Connection[Any], block: Block) -> str:
-    """Run the statements of a block; what the last one answers."""
+    """Run the statements of a block, and return the last one's answer."""
     shown = ""
     for position, statement in enumerate(block.statements, 1):
         try:
@@ -49,7 +49,7 @@ def run(conn: psycopg.Connection[Any], block: Block) -> str:
 
 
 def aligned(cursor: psycopg.Cursor[Any]) -> str:
-    """A result as psql prints it, without spaces at the ends of lines."""
+    """A result as psql prints it, without trailing spaces."""
     result = cursor.pgresult
     if result is None or cursor.description is None:
         return f"{cursor.statusmessage}\n"
@@ -70,7 +70,7 @@ def aligned(cursor: psycopg.Cursor[Any]) -> str:
 
 
 def rewritten(conn: psycopg.Connection[Any], page: str) -> str:
-    """The page with the answers that its statements give now."""
+    """The page with the current answers of its statements."""
     parts: list[str] = []
     at = 0
     for block in blocks(page):

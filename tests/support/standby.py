@@ -21,7 +21,7 @@ NAME = "standby"
 
 @contextlib.contextmanager
 def standby(primary: embedded.Server) -> Iterator[embedded.Server]:
-    """Follows the primary, asynchronously as long as nobody says `wait_for_standby`."""
+    """A standby, which is asynchronous until `wait_for_standby`."""
     backup = primary.binaries.bin_dir / "pg_basebackup"
     if not backup.exists():
         pytest.skip(f"there is no pg_basebackup beside the server's programs in {primary.binaries.bin_dir}")
@@ -49,7 +49,7 @@ def follows(primary: embedded.Server) -> bool:
 
 
 def wait_for_standby(primary: embedded.Server) -> None:
-    """From now on a commit is acknowledged when the standby has it."""
+    """From now on, acknowledge commits only when the standby has them."""
     with psycopg.connect(primary.dsn(), autocommit=True) as conn:
         conn.execute(f"alter system set synchronous_standby_names = '{NAME}'".encode())
         conn.execute("select pg_reload_conf()")
@@ -58,7 +58,7 @@ def wait_for_standby(primary: embedded.Server) -> None:
 
 
 def stop_following(server: embedded.Server) -> None:
-    """What the primary commits from now on never arrives."""
+    """From now on, the primary's commits do not arrive."""
     with psycopg.connect(server.dsn(), autocommit=True) as conn:
         conn.execute("alter system set primary_conninfo = ''")
         conn.execute("select pg_reload_conf()")
@@ -72,7 +72,7 @@ def promote(server: embedded.Server) -> None:
 
 
 def dsn_of_both(first: embedded.Server, second: embedded.Server) -> str:
-    """Leads to whichever of the two takes writes."""
+    """The DSN that leads to the one that accepts writes."""
     parts = [conninfo_to_dict(server.dsn("fairq")) for server in (first, second)]
     hosts, ports = (",".join(str(part[name]) for part in parts) for name in ("host", "port"))
     return make_conninfo(first.dsn("fairq"), host=hosts, port=ports, target_session_attrs="read-write")

@@ -56,14 +56,14 @@ def with_stops(name: str, body: str, stop: str = STOP) -> str:
 
 
 def install_stops(conn: Conn) -> None:
-    """Give every function that writes, of this database, its stops."""
+    """Add stops to all functions of this database that write."""
     conn.execute(SETUP)
     for name, definition, body in plpgsql_functions(conn, "v"):
         conn.execute(definition.replace(body, with_stops(name, body, SELDOM)).encode())
 
 
 def plpgsql_functions(conn: Conn, volatility: str = "vs") -> list[tuple[str, str, str]]:
-    """Name, definition and body of each but those that only refuse."""
+    """Name, definition and body of each function, except those that only refuse."""
     return conn.execute(
         """
         select p.proname, pg_get_functiondef(p.oid), p.prosrc
@@ -77,7 +77,7 @@ def plpgsql_functions(conn: Conn, volatility: str = "vs") -> list[tuple[str, str
 
 @contextmanager
 def recorded(conn: Conn) -> Iterator[list[str]]:
-    """The stops that the session passes meanwhile, each once, in order."""
+    """The stops that the session passes inside, each once, in order."""
     points: list[str] = []
 
     def note(diagnostic: psycopg.errors.Diagnostic) -> None:

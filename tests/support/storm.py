@@ -42,7 +42,7 @@ Note = Callable[..., None]
 
 
 def produce(conn: Conn, random: Random, note: Note) -> None:
-    """One transaction of one to six calls, of some tasks each; some roll back, in part or in whole."""
+    """One transaction of one to six calls with some tasks each; some roll back, partly or completely."""
     queue = random.choice(QUEUES)
     conn.autocommit = False
     conn.isolation_level = random.choice(LEVELS)
@@ -84,7 +84,7 @@ def produce(conn: Conn, random: Random, note: Note) -> None:
 
 
 class Consumer:
-    """Pops, finishes, retries, releases, and now and then tries to end what is not its own any more."""
+    """Pop, finish, retry, release, and sometimes try to end tasks that are no longer its own."""
 
     def __init__(self) -> None:
         self.worker: int | None = None
@@ -154,7 +154,7 @@ class Consumer:
 
 
 def operate(conn: Conn, random: Random, note: Note) -> None:
-    """One thing that operators do."""
+    """One action of an operator."""
     conn.autocommit = True
     queue = random.choice(QUEUES)
     statement = random.choice(
@@ -197,7 +197,7 @@ def operate(conn: Conn, random: Random, note: Note) -> None:
 
 
 def main(role: str, dsn: str, seed: str, file: TextIO) -> None:
-    """Until the process is ended."""
+    """Run until the process is ended."""
     random = Random(seed)
     steps: dict[str, Callable[[Conn, Random, Note], None]]
     steps = {"produce": produce, "consume": Consumer(), "operate": operate}

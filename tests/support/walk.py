@@ -69,7 +69,7 @@ class Walk:
         self.attempt(lambda: what(self))
 
     def attempt(self, what: Callable[[], Any]) -> None:
-        """An engine that refuses says why; a lock that somebody has is not waited for."""
+        """Make a call; expect a clear refusal, or no wait for a lock."""
         try:
             what()
         except psycopg.Error as exc:
@@ -85,7 +85,7 @@ class Walk:
         return call(self.conn if conn is None else conn, function, *args, **named)
 
     def check(self) -> None:
-        """What rings now is heard first, but not for good."""
+        """Hear the current rings first, and roll back."""
         run(self.conn, "begin")
         try:
             if self.other.info.transaction_status == TransactionStatus.IDLE:
