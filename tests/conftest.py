@@ -190,7 +190,7 @@ def _module_connection(_worker_database: str) -> Iterator[psycopg.Connection[Any
 
 @pytest.fixture
 def db(_module_connection: psycopg.Connection[Any]) -> Iterator[psycopg.Connection[Any]]:
-    """A connection to a migrated database. Its transaction is rolled back at the end, so nothing may commit."""
+    """A connection to a migrated database, which is rolled back at the end, so nothing may commit."""
     yield _module_connection
     _module_connection.rollback()
 

@@ -112,7 +112,7 @@ def call(conn: Conn, function: str, *args: Any, **named: Any) -> list[Row]:
 
 
 def empty(conn: Conn, *tables: str) -> None:
-    """Delete all rows between two examples. Truncating would cost new files, and all plans of all sessions."""
+    """Delete all rows between two examples. Truncating costs new files, and all plans of all sessions."""
     conn.execute(";".join(f"delete from fairq.{table}" for table in tables).encode())  # noqa: S608
 
 

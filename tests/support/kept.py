@@ -76,7 +76,7 @@ Key = tuple[str, str]
 
 
 class KeptDatabase(Database):
-    """A database for one test after the other. In between, `is_as_new` restores it, or says that it cannot."""
+    """A database for one test after the other. In between, `is_as_new` restores it, or says it cannot."""
 
     def __init__(
         self, server: TestServer, name: str, logins: dict[str, str], preparation: Preparation | None = None

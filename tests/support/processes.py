@@ -31,7 +31,7 @@ def is_alive(pid: int) -> bool:
 
 @contextmanager
 def program(code: str, *argv: str, env: dict[str, str] | None = None) -> Iterator["subprocess.Popen[str]"]:
-    """Run Python code in its own process, which can import fairq; it is killed at the end if it still runs."""
+    """Run Python code in its own process, which can import fairq, and is killed at the end if necessary."""
     process = subprocess.Popen(
         [sys.executable, "-c", code, *argv],
         env={**os.environ, "PYTHONPATH": str(ROOT), **(env or {})},

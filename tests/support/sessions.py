@@ -106,7 +106,7 @@ def survivor(
 
 
 def is_blocked(observer: psycopg.Connection[Any], pid: int) -> bool:
-    """Whether the session waits for a lock now. `observer` must be in autocommit, to see the current state."""
+    """Whether the session waits for a lock now. `observer` must be in autocommit to see that."""
     found = observer.execute(
         """
         select exists (select from pg_catalog.pg_locks as l where l.pid = a.pid and not l.granted)

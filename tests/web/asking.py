@@ -1,4 +1,4 @@
-"""Ask the page as a browser does, without a network: the app is called, whole answers and streams alike."""
+"""Call the page's app as a browser would, without a network, for whole answers and streams."""
 
 import asyncio
 import json
@@ -33,7 +33,7 @@ class Answer:
 
 @dataclass
 class Browser:
-    """Keeps cookies, as long as it lives, and follows nothing."""
+    """A browser that keeps cookies and follows no redirects."""
 
     app: ASGIApp
     cookies: dict[str, str] = field(default_factory=dict)
@@ -45,11 +45,11 @@ class Browser:
         return self._ask("POST", path, headers or {}, urlencode(data).encode(), None)
 
     def stream(self, path: str, events: int = 1) -> Answer:
-        """The first events of a stream; then the browser goes away, and the stream has to end."""
+        """The first events of a stream. Then the browser disconnects, and the stream has to end."""
         return self._ask("GET", path, STREAM, b"", events)
 
     def streams(self, paths: list[str]) -> list[int]:
-        """The status of each of these streams, all of them open at once."""
+        """The status of each of these streams, all open at once."""
 
         async def all_of_them() -> list[int]:
             all_open = asyncio.Barrier(len(paths))
@@ -131,7 +131,7 @@ def page(browser: Browser, path: str, status: int = 200) -> "Seen":
 
 
 class Seen(HTMLParser):
-    """A page as a browser takes it apart: its elements with their attributes, its links and its text."""
+    """A parsed page: its elements with their attributes, its links and its text."""
 
     def __init__(self, html: str) -> None:
         super().__init__()

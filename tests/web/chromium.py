@@ -1,4 +1,4 @@
-"""Debian's Chromium without a window, told by its own protocol what to do, over two pipes."""
+"""Debian's headless Chromium, controlled over two pipes by its own protocol."""
 
 import base64
 import contextlib
@@ -24,7 +24,7 @@ os.execv(sys.argv[3], sys.argv[3:])
 
 
 class Tab:
-    """A tab of a browser. `said` is what its console and its rules complained about."""
+    """A tab of a browser. `said` has its console's messages and violations of its rules."""
 
     def __init__(self, to: int, come: int) -> None:
         self._to, self._come = to, come
@@ -84,7 +84,7 @@ class Tab:
             time.sleep(0.05)
 
     def click(self, script: str) -> None:
-        """What a script finds, and then the page that it leads to."""
+        """The result of a script, then the page that it leads to."""
         self.value("window.leaving = true")
         self.value(f"{script}.click()")
         self.until("!window.leaving && document.readyState === 'complete'")
@@ -108,7 +108,7 @@ class Tab:
 
 @contextlib.contextmanager
 def browser(folder: Path) -> Iterator[Tab]:
-    """A browser with a profile of its own, that ends with the block."""
+    """A browser with its own profile, which ends with the block."""
     assert PROGRAM
     theirs_in, ours_out = os.pipe()
     ours_in, theirs_out = os.pipe()

@@ -1,4 +1,4 @@
-"""What a page reads does not grow with groups and backlog: counted in rows that scans fetched, not timed."""
+"""What a page reads does not grow with groups and backlog, counted in rows that scans fetched."""
 
 import os
 import time
@@ -26,7 +26,7 @@ def conn(database: Database) -> psycopg.Connection[object]:
 
 
 def fill(conn: psycopg.Connection[object], groups: int) -> None:
-    """So many groups with a task each, and Bob with as many as they have together."""
+    """So many groups with a task each, and Bob with as many tasks as all of them."""
     run(
         conn,
         "select count(*) from fairq.create_tasks((select array_agg(g) from (select 'tenant ' || n from"
@@ -51,7 +51,7 @@ def serve(conn: psycopg.Connection[object]) -> None:
 
 
 def fetched(conn: psycopg.Connection[object]) -> int:
-    """Rows and index entries of the engine's tables that ended sessions fetched. They tell when they end."""
+    """Rows and index entries of the engine's tables that ended sessions fetched; they report at their end."""
     while one(conn, "select count(*) from pg_stat_activity where application_name = 'fairq'"):
         time.sleep(0.01)
     run(conn, "select pg_stat_force_next_flush()")  # what this session has done itself

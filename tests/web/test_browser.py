@@ -1,4 +1,4 @@
-"""The page in a real browser: it is drawn, it refreshes, it fits, and its own rules do not stop it."""
+"""The page in a real browser: it renders, refreshes, fits, and its own security rules do not stop it."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What the page changes: shown first, then done; by those who may, and by forms of its own only."""
+"""Changes from the page: previewed, then made, only by those who may and only by its own forms."""
 
 import os
 import random
@@ -35,7 +35,7 @@ def preview(browser: Browser, status: int = 200, /, **asked: str) -> Seen:
 
 
 def form_of(seen: Seen) -> tuple[str, dict[str, str]]:
-    """Where the form of a preview goes, and what it sends."""
+    """The target of a preview's form, and what it sends."""
     (action,) = [each["action"] or "" for tag, each in seen.elements if tag == "form"]
     fields = {each["name"] or "": each["value"] or "" for tag, each in seen.elements if tag == "input"}
     return action, fields
@@ -172,7 +172,7 @@ def test_all_that_a_tenant_has_waiting_is_cancelled(conn: Conn, browser: Browser
 
 
 def test_what_comes_after_the_preview_is_not_cancelled_with_the_rest(conn: Conn, browser: Browser) -> None:
-    """In line, ready and scheduled, before and after."""
+    """Tasks in line, ready and scheduled, before and after."""
 
     def some() -> set[int]:
         run(conn, "select fairq.configure_queue('default', '{\"ready_target\": 2}')")
@@ -219,7 +219,7 @@ ODD = (
 
 
 def test_whatever_is_typed_or_tampered_with_is_answered(conn: Conn, database: Database) -> None:
-    """With a page, or what is wrong with it: never with an error of the page, nor of the database."""
+    """The answer is a page, or says what is wrong; never an error of the page or the database."""
     chance = random.Random(3)
     ids = failed(conn, "bob")
     run(conn, "select fairq.configure_schedule('report', 'bob', '{\"every\": \"1 hour\"}')")

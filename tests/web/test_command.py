@@ -1,4 +1,4 @@
-"""`fairq web`: a process that prints where it is, serves, and ends."""
+"""`fairq web`: a process that prints its address, serves, and ends."""
 
 import re
 import signal
@@ -45,7 +45,7 @@ def test_it_serves_until_it_is_told_to_end(database: Database, number: signal.Si
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "127.0.0.2"])
 def test_where_nobody_is_let_in_by_his_address_it_makes_a_token(database: Database, host: str) -> None:
-    """Of this machine's own addresses the page trusts those that browsers here use."""
+    """The page trusts the addresses that browsers on this machine use."""
     with process(database, "web", "--host", host, "--port", "0") as started:
         address = address_of(started).replace("0.0.0.0", "127.0.0.1")
         plain, _, token = address.partition("?token=")

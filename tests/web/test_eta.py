@@ -1,4 +1,4 @@
-"""When a tenant's tasks will be through: said while a skewed mix runs, and held against when they were."""
+"""Estimates of when a tenant's tasks are done, made during a skewed mix and compared with the truth."""
 
 import random
 from statistics import median
@@ -21,7 +21,7 @@ def conn(database: Database) -> psycopg.Connection[Any]:
 
 
 def test_half_of_the_estimates_are_within_a_fifth(conn: psycopg.Connection[Any]) -> None:
-    """Backlogs of 10 to 120 tasks, tasks of half a second to four, weights of 1 to 3; others come and go."""
+    """Backlogs of 10 to 120 tasks of 0.5 to 4 seconds, weights of 1 to 3; others come and go."""
     chance = random.Random(5)
     lengths = {f"tenant {number}": chance.choice([0.5, 1, 2, 4]) for number in range(8)}
     work = Simulation(

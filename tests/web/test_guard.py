@@ -1,4 +1,4 @@
-"""Who is let in, and what browsers are told."""
+"""Who is let in, and the headers for browsers."""
 
 import pytest
 from starlette.requests import Request
@@ -86,7 +86,7 @@ def test_an_application_decides_who_may_look(database: Database, is_async: bool)
 def test_without_a_token_only_this_machine_by_its_own_name_is_let_in(
     database: Database, host: str, status: int
 ) -> None:
-    """A name that its owner points at 127.0.0.1 makes a browser ask us for him."""
+    """The owner of a name that points at 127.0.0.1 could make a browser ask us."""
     from fairq.web.guard import from_here
 
     assert client(database, allow=from_here).get("/queues", headers={"host": host}).status_code == status

@@ -1,4 +1,4 @@
-"""A tenant's own view: his standing, by a pass; nothing of anybody else."""
+"""A tenant's own view: its standing, by a pass, and nothing about others."""
 
 import time
 from typing import Any
@@ -107,7 +107,7 @@ def test_without_a_pass_that_holds_nothing_is_shown(
 
 
 def test_a_pass_opens_nothing_else(conn: psycopg.Connection[Any], browser: Browser) -> None:
-    """Nor does what is written beside it count."""
+    """Other parameters do not count either."""
     path = link(SECRET, "default", "alice", seconds=60)
     query = path.partition("?")[2]
     assert (

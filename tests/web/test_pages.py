@@ -1,4 +1,4 @@
-"""What the pages show, to whom, and that what a tenant writes stays text."""
+"""What the pages show, to whom; a tenant's text stays text."""
 
 import itertools
 import re
@@ -185,7 +185,7 @@ def test_any_key_has_its_page(conn: psycopg.Connection[Any], database: Database,
 
 
 def test_a_key_that_no_tenant_can_have_is_refused(conn: psycopg.Connection[Any], database: Database) -> None:
-    """The engine refuses 10 kB, and so does the page, whatever is in it."""
+    """The engine refuses 10 kB, and so does the page."""
     browser = client(database, allow_changes=True)
     for key in ("<b>" * 3500, "\u05e9" * 5000):
         for path in ("/group?", "/preview?verb=purge&", "/preview?verb=pause&"):

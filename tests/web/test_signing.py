@@ -1,4 +1,4 @@
-"""Passes: one tenant's shows no other's, whatever is done to it."""
+"""Passes: one tenant's pass shows no other tenant, whatever is done to it."""
 
 import base64
 import os

@@ -1,4 +1,4 @@
-"""The picture of the last hour, as a browser gets it, against the ledger that it is drawn from."""
+"""The chart of the last hour, as a browser gets it, compared with the ledger."""
 
 import random
 import re
@@ -25,7 +25,7 @@ def conn(database: Database) -> Conn:
 
 
 def write(conn: Conn, begins_at: datetime, used: dict[str, float], slots: int) -> None:
-    """Half a minute of the ledger. What does not matter here is 0."""
+    """Half a minute of the ledger. Values that do not matter here are 0."""
     for group_key, seconds in used.items():
         run(
             conn,

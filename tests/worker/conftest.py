@@ -23,7 +23,7 @@ def preparation() -> Preparation:
 
 @pytest.fixture
 def desk(database: Database) -> Desk:
-    """Workers have the role of workers, who enqueues has that of applications; the test itself may look."""
+    """Workers have the role of workers, producers that of applications, and the test itself may observe."""
     conn = database.connect(autocommit=True)
     app = database.connect_as("fairq_enqueue", autocommit=True)
     return Desk(database.dsn_as("fairq_work"), conn, app, database.dsn)

@@ -1,4 +1,4 @@
-"""An app that several files run in a worker of their own process."""
+"""An app that several test files run in a worker of their own process."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ Rows = list[tuple[Any, ...]]
 
 
 class Running:
-    """A worker process, its output gathered while it runs."""
+    """A worker process, with its output so far."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self.process = process
@@ -84,7 +84,7 @@ class Running:
 def work_process(
     dsn: str, *args: str, app: str = "effects", env: dict[str, str] | None = None
 ) -> Iterator[Running]:
-    """`fairq work` as people start it; killed at the end if it still runs."""
+    """`fairq work` in a process, which is killed at the end if it still runs."""
     process = subprocess.Popen(
         [sys.executable, "-X", "faulthandler", "-m", "fairq", "work", app, *args],
         cwd=APPS,
@@ -106,7 +106,7 @@ def work_process(
 
 
 class Desk:
-    """What a test does to the queue, and sees of it, on connections in autocommit. `dsn` is for workers."""
+    """What a test does with the queue, on connections in autocommit. `dsn` is for workers."""
 
     def __init__(
         self,
@@ -155,7 +155,7 @@ class Desk:
         return int(self.one("select count(*) from effects where what = %s", what))
 
     def end(self, id: int) -> tuple[str, int, Any, Any]:
-        """Outcome, attempt, result and error of a task that ended."""
+        """Outcome, attempt, result and error of an ended task."""
         found = self.rows(
             "select outcome, attempt, result, error from fairq.finished_tasks where id = %s", id
         )
@@ -173,7 +173,7 @@ class Desk:
 
 @contextmanager
 def worker_thread(app: fairq.App, dsn: str, **options: Any) -> Iterator[Worker]:
-    """A worker in a thread of this process; at the end it is stopped at once; what it raised is raised."""
+    """A worker in a thread of this process, which is stopped at once at the end. Raises what it raised."""
     worker = Worker(app, dsn, **{"grace": 0.0, **options})
     raised: list[BaseException] = []
 

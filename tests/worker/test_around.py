@@ -1,4 +1,4 @@
-"""What an application puts around its handlers: middleware, and what lives as long as a worker."""
+"""What an application puts around its handlers: middleware and lifespans."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ def test_what_the_lifespan_makes_is_there_from_the_first_handler_to_the_last(
 def test_who_has_signed_off_is_not_missed_while_the_lifespan_ends(
     desk: Desk, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Its keeper watches the loop to the end, and gives no sign of life of a worker that is gone."""
+    """Its keeper watches the loop to the end, but sends no heartbeats for a retired worker."""
 
     @contextlib.asynccontextmanager
     async def ends_slowly() -> AsyncIterator[None]:
@@ -205,7 +205,7 @@ def test_tests_run_handlers_with_all_of_it(db: psycopg.Connection[Any]) -> None:
 
 
 def paying(opener: Any, is_async: bool) -> fairq.App:
-    """A handler with an effect, a follow-up, and sometimes an error behind both."""
+    """A handler with an effect, a follow-up task, and sometimes an error after both."""
     own = fairq.App()
 
     def effect(ctx: fairq.Context) -> Any:
@@ -238,7 +238,7 @@ def paying(opener: Any, is_async: bool) -> fairq.App:
 
 @contextlib.contextmanager
 def opener_of(name: str, dsn: str) -> Iterator[tuple[Any, bool]]:
-    """What an application may say in `session=`, and whether it is for async handlers."""
+    """What an application may pass as `session=`, and whether it is for async handlers."""
     if name == "psycopg":
         yield lambda: psycopg.connect(dsn), False
     elif name == "psycopg pool":

@@ -1,4 +1,4 @@
-"""Handlers that take many tasks of their kind at a time, each of which stays a task."""
+"""Handlers that take many tasks of one kind in one call, each of which stays a task."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Said: TypeAlias = list[list[int]]
 def an_app(
     is_async: bool, behaves: Callable[[list[int], fairq.Batch], Any], **options: Any
 ) -> tuple[fairq.App, Said]:
-    """One kind, `add`, and what each call of its handler was given."""
+    """One kind, `add`, and what each call of its handler got."""
     app, said = fairq.App(), list[list[int]]()
 
     def add(numbers: list[int], ctx: fairq.Batch) -> Any:

@@ -22,7 +22,7 @@ def after(failures: int, *, threshold: int = 5, cooldown: float = 60.0) -> Break
 
 
 def test_defaults_are_five_failures_and_at_most_five_seconds() -> None:
-    """D25: a minute can be had, but not with a lease of a minute: the rest must not cost what is held."""
+    """D25: a minute is possible, but not with a lease of a minute: the pause must not cost held tasks."""
     assert Settings().breaker_threshold == 5
     assert limits(Settings()).cooldown == 5.0
     assert limits(Settings(lease=3.0)).cooldown == 1.0
@@ -87,7 +87,7 @@ def test_threshold_zero_never_opens() -> None:
 def test_it_lets_through_what_the_three_states_allow(
     threshold: int, cooldown: float, steps: list[tuple[float, bool]]
 ) -> None:
-    """D17, D20, D21: beside a model that only remembers what was let through and how that ended."""
+    """D17, D20, D21: compared with a model that only remembers what passed and how that ended."""
     found, now = Breaker(threshold, cooldown), 0.0
     in_a_row, opened_at = 0, None
     for pause, succeeds in steps:

@@ -1,4 +1,4 @@
-"""A worker's configuration: every mistake at once, before anything is connected."""
+"""A worker's configuration: all mistakes are reported at once, before it connects."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_bounds_are_those_the_checklist_names(name: str, least: int, most: int) 
 
 
 def test_defaults_are_those_the_checklist_names() -> None:
-    """HR21 to HR24; the longest pause is one of seconds, for an outage costs as much beyond its length."""
+    """HR21 to HR24; the longest pause is some seconds, because an outage lasts that much longer."""
     settings = Settings()
     assert settings.db_retry_initial_ms == 500
     assert settings.db_retry_max_ms == 5_000
@@ -83,7 +83,7 @@ def test_the_worker_has_ended_before_kubernetes_kills_it() -> None:
 
 
 def test_everything_that_is_wrong_is_said_at_once(app: fairq.App) -> None:
-    """HR6: and before anything is connected, so a DSN to nowhere does no harm."""
+    """HR6: before it connects, so a DSN that leads nowhere does no harm."""
     with pytest.raises(ConfigurationError) as caught:
         Worker(
             app,

@@ -1,4 +1,4 @@
-"""The pages about workers say what there is."""
+"""The pages about workers are complete."""
 
 from __future__ import annotations
 

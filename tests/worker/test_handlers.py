@@ -1,4 +1,4 @@
-"""One worker in this process: what handlers do, and what is written of it."""
+"""One worker in this process: what handlers do, and what is written."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_each_way_to_fail_has_a_code_of_its_own(desk: Desk) -> None:
 def test_a_result_that_only_the_database_refuses_fails_alone(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Written in one batch with others, which must not suffer for it."""
+    """It is written in one batch with others, which must not suffer."""
     from fairq.outcome import Outcome
     from fairq.worker import handlers
 
@@ -162,7 +162,7 @@ def test_nothing_of_one_handler_reaches_the_next(desk: Desk) -> None:
 
 
 def test_a_handler_whose_own_task_exits_does_not_end_the_worker(desk: Desk) -> None:
-    """asyncio lets SystemExit of an inner task fall through the whole loop."""
+    """asyncio lets SystemExit of an inner task leave the whole loop."""
     own = fairq.App()
 
     @own.task(max_attempts=1)
@@ -217,7 +217,7 @@ def test_progress_is_written_while_the_handler_runs(desk: Desk) -> None:
 
 
 def test_what_handlers_charge_is_settled_and_survives_the_worker(desk: Desk) -> None:
-    """While it runs for the case that it is lost, and at its end; also of one that fails, or ends itself."""
+    """While it runs, in case it is lost, and at its end; also if it fails, or ends itself."""
     desk.conn.execute("""select fairq.configure_queue('default', '{"fairness": "cost"}')""")
     own = fairq.App()
     release = threading.Event()
@@ -280,7 +280,7 @@ def test_finish_in_that_rolls_back_gets_another_attempt(desk: Desk) -> None:
 
 
 def test_nonsense_from_a_handler_is_the_handlers_error(desk: Desk) -> None:
-    """Progress that is no number, a delay that is none: the attempt fails, the worker goes on."""
+    """If progress or a delay is no number, the attempt fails and the worker goes on."""
     own = fairq.App()
 
     @own.task
@@ -352,7 +352,7 @@ def test_a_policy_that_fails_itself_does_not_keep_an_attempt_from_ending(desk: D
 
 
 def test_a_handler_that_was_told_to_wait_holds_its_group(desk: Desk) -> None:
-    """No attempt is burned, nobody of the group tries meanwhile, and the worker wakes by itself."""
+    """It uses no attempt, no task of the group runs meanwhile, and the worker wakes by itself."""
     own = fairq.App()
     began: list[tuple[str, float]] = []
 

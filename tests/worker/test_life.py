@@ -1,4 +1,4 @@
-"""One worker in this process: it registers, shows signs of life, gets lost; its sessions and its rights."""
+"""One worker in this process: registering, heartbeats, getting lost, its sessions and its rights."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.worker.running import Desk, drain, worker_thread
 
 
 def test_the_sign_of_life_names_the_tasks_held(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Then the database looks up these, and does not read everybody's wishes to cancel."""
+    """Then the database looks up only these, and does not read all cancellations."""
     from fairq.queries import workers
 
     named: list[set[int]] = []
@@ -53,7 +53,7 @@ def test_the_sign_of_life_names_the_tasks_held(desk: Desk, monkeypatch: pytest.M
 def test_maintenance_runs_as_often_as_was_said_and_never_with_zero(
     desk: Desk, monkeypatch: pytest.MonkeyPatch, interval: int
 ) -> None:
-    """S25: long after the lease, which it waits for first."""
+    """S25: after the lease, which it waits for first."""
     from fairq.queries import workers
 
     beats, rounds = [0], [0]
@@ -142,7 +142,7 @@ def test_a_worker_that_was_struck_off_registers_again_and_its_old_end_changes_no
 def test_a_worker_in_a_program_loses_what_its_dead_loop_holds_and_goes_on_when_it_moves(
     desk: Desk, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """What had ended is written, and the program lives on."""
+    """What has ended is written, and the program goes on."""
     own = fairq.App()
     release = threading.Event()
 
@@ -203,7 +203,7 @@ def test_tasks_of_an_answer_that_never_came_are_given_back(
 def test_statements_are_prepared_where_there_is_a_session(
     desk: Desk, options: dict[str, Any], prepares: bool
 ) -> None:
-    """What proves it is a notice that arrived on the same DSN. A connection made anew prepares as well."""
+    """A notice that arrives on the same DSN proves it. A new connection prepares, too."""
     own = fairq.App()
     own.include(app)
     seen: list[int] = []
@@ -303,7 +303,7 @@ def test_the_role_of_workers_is_enough(desk: Desk) -> None:
 
 
 def test_a_mistake_of_ours_gives_everything_back(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The worker ends with the exception; what it held is in line again, not lost until its lease is over."""
+    """The worker ends with the exception, and its tasks are in line again at once."""
     desk.enqueue_many("measure", 3, {"name": "a"})
 
     take_in = Turns._popped
@@ -322,7 +322,7 @@ def test_a_mistake_of_ours_gives_everything_back(desk: Desk, monkeypatch: pytest
 def test_a_file_for_probes_is_fresh_while_the_loop_moves_and_gone_at_the_end(
     desk: Desk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A database that is away does not make it stale; a loop that stands still does."""
+    """An outage does not make it stale, but a blocked loop does."""
     monkeypatch.setattr(keeper, "STANDSTILL_SECONDS", 0.2)
     file = tmp_path / "health"
     own = fairq.App()
@@ -370,7 +370,7 @@ def test_a_file_for_probes_is_fresh_while_the_loop_moves_and_gone_at_the_end(
 def test_a_dead_loop_inside_an_application_is_given_up_once_and_goes_on_when_it_moves(
     desk: Desk, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The process is not the worker's to end. Nobody vouches for it meanwhile; its task runs elsewhere."""
+    """The worker does not own the process. It sends no heartbeats meanwhile, and its task runs elsewhere."""
     own = fairq.App()
     stands_still, moves_again = threading.Event(), threading.Event()
 

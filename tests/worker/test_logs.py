@@ -1,4 +1,4 @@
-"""What a worker's log says of tasks, as `fairq work` writes it."""
+"""What the log of `fairq work` says about tasks."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def hangs(payload: Any, ctx: fairq.Context) -> None:
 
 
 class Lines(logging.Handler):
-    """Lays lines out where they are written, as the command's own handler does."""
+    """Formats lines when they are written, as the command's own handler does."""
 
     def __init__(self, formatter: logging.Formatter) -> None:
         super().__init__()

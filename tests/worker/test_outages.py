@@ -52,7 +52,7 @@ def own_server() -> Iterator[embedded.Server]:
 
 
 def kill_sessions(desk: Desk, name: str) -> int:
-    """End the backends of the sessions with this name; how many."""
+    """End the backends of the sessions with this name, and return how many."""
     return int(
         desk.one(
             "select count(pg_terminate_backend(pid)) from pg_stat_activity"
@@ -87,7 +87,7 @@ def test_a_server_that_stops_and_starts_under_load_loses_nothing_and_doubles_not
 def test_work_that_ended_while_the_database_was_away_is_written_when_it_is_back(
     own_server: embedded.Server,
 ) -> None:
-    """HR18: a failing result write is kept and made again, without running the handler again."""
+    """HR18: a failed write of a result is repeated without running the handler again."""
     own = fairq.App()
     began, release = threading.Event(), threading.Event()
     ran: list[int] = []
@@ -147,7 +147,7 @@ def test_a_worker_gives_up_after_as_many_failures_as_it_was_told() -> None:
 def test_an_open_breaker_leaves_the_database_alone_and_lets_one_probe_through(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """D17, D20, D21, D22, D23: connections are counted at a door that nobody opens."""
+    """D17, D20, D21, D22, D23: counts connections to a port where nobody answers."""
     with socket.socket() as door:
         door.bind(("127.0.0.1", 0))
         door.listen(50)
@@ -199,7 +199,7 @@ def test_handlers_that_fail_never_open_the_breaker(desk: Desk, caplog: pytest.Lo
 
 
 def test_killed_backends_are_replaced_and_nothing_is_lost(desk: Desk) -> None:
-    """Under load, again and again; the turn's connection, the keeper's and the listener's."""
+    """Breaks the connections of turns, keeper and listener again and again, under load."""
     ids = desk.enqueue_many("once", 400)
     with work_process(desk.dsn, "-c", "4") as worker:
         killed = 0
@@ -216,7 +216,7 @@ def test_killed_backends_are_replaced_and_nothing_is_lost(desk: Desk) -> None:
 
 
 def test_connections_that_keep_breaking_do_not_put_off_what_lost_workers_held(desk: Desk) -> None:
-    """I1: the keeper waited for a lease of its own after each of them."""
+    """I1: the keeper waited for its own lease after each of them."""
     id = desk.enqueue("nothing")
     lost = register(desk.conn, lease="1 second")
     assert pop(desk.conn, lost, 1) == [id]
@@ -265,7 +265,7 @@ def test_a_dead_listener_is_replaced_and_what_came_meanwhile_is_found(
 
 
 def test_a_failing_write_of_ends_is_made_again(desk: Desk, caplog: pytest.LogCaptureFixture) -> None:
-    """HR18: the right to write is taken away for a while; handlers are not run again for it."""
+    """HR18: the right to write is revoked for a while, but no handler runs again."""
     ran: list[int] = []
     own = fairq.App()
 
@@ -312,7 +312,7 @@ def test_a_report_whose_turn_failed_is_sent_again(desk: Desk) -> None:
 
 
 def test_a_standby_is_not_taken_for_a_primary(own_server: embedded.Server) -> None:
-    """target_session_attrs: a server that takes no writes is as good as none."""
+    """target_session_attrs: a server that accepts no writes is as good as none."""
     with own_desk(own_server) as desk:
         desk.enqueue("nothing")
         desk.conn.execute("alter system set default_transaction_read_only = on")
@@ -331,7 +331,7 @@ def test_a_standby_is_not_taken_for_a_primary(own_server: embedded.Server) -> No
 
 
 def test_a_worker_whose_database_hangs_can_be_ended(own_server: embedded.Server) -> None:
-    """S26: the backend of the turns is frozen in the middle; the tasks go back on another connection."""
+    """S26: the backend of the turns freezes during one; the tasks go back on another connection."""
     dsn = own_server.dsn("fairq")
     with own_desk(own_server) as desk, work_process(dsn, "--grace", "0", "--no-listen", "-c", "1") as worker:
         worker.wait_for("slot")
@@ -351,7 +351,7 @@ def test_a_worker_whose_database_hangs_can_be_ended(own_server: embedded.Server)
 def test_a_worker_struck_off_while_its_breaker_was_open_goes_on_under_a_new_number(
     desk: Desk, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """D20, D21: the probe's answer is that nobody knows this worker. So the database is back."""
+    """D20, D21: the probe's answer is that this worker is unknown, so the database is back."""
     own = fairq.App()
     report, end = threading.Event(), threading.Event()
 
@@ -394,7 +394,7 @@ def test_a_worker_struck_off_while_its_breaker_was_open_goes_on_under_a_new_numb
 def test_a_primary_that_may_not_be_written_any_more_is_left_for_one_that_may(
     own_server: embedded.Server,
 ) -> None:
-    """HR19: the connection holds, so it would be used for ever; a new one is asked first."""
+    """HR19: the connection still works and would be used for ever, so a new one is tried."""
     with own_desk(own_server) as desk:
         with worker_thread(app, desk.dsn, listen=False):
             sessions = "select count(*) from pg_stat_activity where application_name = 'fairq worker'"
@@ -426,7 +426,7 @@ HOURS: dict[str, Any] = {"breaker_threshold": 1, "breaker_cooldown_ms": 3_600_00
 def test_the_first_that_gets_through_closes_the_breaker(
     desk: Desk, caplog: pytest.LogCaptureFixture, options: dict[str, Any]
 ) -> None:
-    """D16, D20: neither the sign of life nor the listener is ever behind it."""
+    """D16, D20: the breaker never concerns the heartbeat or the listener."""
     caplog.set_level(logging.INFO, "fairq.worker")
     with proxy(desk.dsn) as network, worker_thread(app, network.dsn, **HOURS, **options) as worker:
         desk.enqueue("nothing")
@@ -443,7 +443,7 @@ def test_the_first_that_gets_through_closes_the_breaker(
 
 
 def test_a_database_that_answers_no_is_there(desk: Desk, caplog: pytest.LogCaptureFixture) -> None:
-    """D24: a turn that waits behind a migration's lock until its role's patience ends opens nothing."""
+    """D24: a turn that waits for a migration's lock until its role's timeout does not open the breaker."""
     dsn = psycopg.conninfo.make_conninfo(desk.dsn, options="-c lock_timeout=50ms")
     options = {"db_retry_initial_ms": 100, "listen": False, "concurrency": 1}
     with (
@@ -494,7 +494,7 @@ def test_who_is_to_end_gives_up_a_start_that_cannot_succeed(
 def test_who_waits_in_vain_hangs_up_and_tries_again(
     desk: Desk, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """HR18: no byte comes through, and no error either. With a lease of 3 s, patience lasts for two."""
+    """HR18: neither bytes nor errors come through. With a lease of 3 s, patience lasts for two."""
     monkeypatch.setattr("fairq.worker.listen.ASK_SECONDS", 0.2)
     with proxy(desk.dsn) as network, worker_thread(app, network.dsn, lease=3.0):
         desk.enqueue("nothing")
@@ -510,7 +510,7 @@ def test_who_waits_in_vain_hangs_up_and_tries_again(
 
 
 def test_a_worker_in_a_black_hole_ends_within_its_grace(desk: Desk) -> None:
-    """S26: and by itself. What it could not give back is lost with its lease."""
+    """S26: by itself. What it could not give back is lost with its lease."""
     with proxy(desk.dsn) as network, work_process(network.dsn, "--grace", "3") as worker:
         worker.wait_for("slot")
         network.freeze()
@@ -552,7 +552,7 @@ def test_no_try_begins_that_would_last_longer_than_the_end(monkeypatch: pytest.M
 def test_no_turn_is_left_to_a_server_that_waits_for_a_lock(
     desk: Desk, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """D24: it would pop for nobody when it gets the lock. The server stops it, which is an answer."""
+    """D24: once it got the lock it would pop for nobody. The server stops it, which is an answer."""
     caplog.set_level(logging.INFO, "fairq.worker")
     with (
         psycopg.connect(desk.owner_dsn) as migration,

@@ -1,4 +1,4 @@
-"""What a worker decides: pure functions, held to properties."""
+"""A worker's decisions, tested by properties."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def some_limits(draw: st.DrawFn) -> Limits:
 
 @given(some_limits(), counts, counts)
 def test_a_worker_never_asks_for_more_than_it_has_room_for(limits: Limits, held: int, waiting: int) -> None:
-    """H18, H33: slots and prefetch, less what it holds. H25: and no more than may wait."""
+    """H18, H33: slots and prefetch, minus what it holds. H25: and no more than may wait."""
     room = plan.pop_limit(limits, held=held, waiting=waiting)
     assert 0 <= room <= max(0, limits.slots + limits.prefetch - held)
     assert room <= max(0, limits.claim_per_worker - waiting)
@@ -78,7 +78,7 @@ def test_a_worker_sleeps_no_longer_than_the_interval_nor_past_what_is_due(
 
 
 def test_polling_slows_down_while_nothing_comes() -> None:
-    """D34: whatever the reason is that nothing came."""
+    """D34: for whatever reason nothing came."""
     pauses = [
         plan.poll_delay(empties, listening=False, interval=5, due_in=None, draw=lambda: 0.5)
         for empties in range(1, 12)
@@ -125,7 +125,7 @@ def test_more_ticks_are_fired_at_a_time_the_later_they_are(slots: int, late: flo
 def test_a_loop_that_stands_still_is_found_out_and_one_stopped_with_its_process_is_not(
     looks: list[float], stop: float
 ) -> None:
-    """With a lease of a second. A process that was stopped for longer looks once, much too late."""
+    """With a lease of a second, a process that was stopped for longer looks once, much too late."""
     still = plan.standstill(0.0, stop, 1.0)
     assert still < 0.5
     for elapsed in looks:

@@ -1,4 +1,4 @@
-"""One worker in this process: what it claims ahead."""
+"""One worker in this process: prefetch."""
 
 from __future__ import annotations
 

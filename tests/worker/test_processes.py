@@ -1,4 +1,4 @@
-"""Worker processes as operators have them: killed, told to end, many at once, under a supervisor."""
+"""Worker processes: killed, told to end, many at once, under a supervisor."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_queues_that_nobody_named_share_equally(desk: Desk) -> None:
 
 
 def test_a_lost_workers_tasks_are_taken_soon_after_a_start_with_the_usual_lease(desk: Desk) -> None:
-    """The lease of the one that is lost is short here, that of the one that finds it is not."""
+    """Here the lost worker has a short lease, and the one that finds it a long one."""
     id = desk.enqueue("count")
     lost = desk.one("select fairq.register_worker('lost', array['default'], 1, '1 second')")
     desk.rows("select id from fairq.pop_tasks('default', 1, %s)", lost)
@@ -158,7 +158,7 @@ def test_what_does_not_end_within_the_grace_time_is_given_back(desk: Desk, kind:
     ],
 )
 def test_a_lifespan_that_hangs_does_not_hold_up_the_end(desk: Desk, lifespan: str, code: int) -> None:
-    """HR17: at its start there is nobody yet who could be told, and at its end nobody any more."""
+    """HR17: at the start nobody can be told yet, and at the end nobody any more."""
     when, how = lifespan.split()
     with work_process(desk.dsn, "--grace", "0.2", app="lives", env={"LIFESPAN": lifespan}) as worker:
         if when == "end":
@@ -211,7 +211,7 @@ def test_quit_gives_everything_back_at_once(desk: Desk) -> None:
 
 
 def test_a_handler_that_starves_the_loop_is_not_taken_for_a_lost_worker(desk: Desk) -> None:
-    """As long as that is shorter than the lease; another worker's maintenance looks on."""
+    """As long as that is shorter than the lease, although another worker runs the upkeep."""
     desk.queue("other")
     id = desk.enqueue("blocks", 1.2)
     with (
@@ -261,7 +261,7 @@ def test_twenty_workers_do_every_task_exactly_once(desk: Desk) -> None:
 
 
 def test_the_supervisor_starts_a_crashed_child_again(desk: Desk) -> None:
-    """S1, S6: the handler takes its process along; its task is run by whoever is left."""
+    """S1, S6: the handler kills its process, and the remaining workers run its task."""
     id = desk.enqueue("crashes")
     with work_process(desk.dsn, "-p", "2", *SHORT) as supervisor:
         supervisor.wait_for("starting it again")
@@ -298,7 +298,7 @@ def test_the_supervisor_passes_signals_on_and_waits(desk: Desk) -> None:
 
 
 def test_children_of_a_dead_supervisor_end_gracefully(desk: Desk) -> None:
-    """S6: a pipe tells them, however it died."""
+    """S6: a pipe tells them, in whatever way it died."""
     id = desk.enqueue("sleeps", 1)
     children: list[int] = []
     try:
@@ -323,7 +323,7 @@ def test_children_that_cannot_start_are_not_started_for_ever(desk: Desk) -> None
 
 
 def test_a_supervisor_rests_after_a_signal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """S6: the byte that woke it is taken out, or it would never pause again."""
+    """S6: it consumes the byte that woke it, or it would never pause again."""
     looks = 0
     tend = supervisor.Supervisor._tend
 
@@ -347,7 +347,7 @@ def test_a_supervisor_rests_after_a_signal(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_a_call_that_hangs_in_a_thread_of_asyncio_does_not_keep_the_process(desk: Desk) -> None:
-    """HR7: the handler has ended, cancelled; Python would wait for its thread for ever."""
+    """HR7: the handler was cancelled, but Python would wait for its thread for ever."""
     desk.enqueue("waits_for_a_thread", 3600)
     with work_process(desk.dsn, "--grace", "0") as worker:
         desk.wait_until(lambda: desk.effects("began") == 1, "the handler waits")
@@ -374,7 +374,7 @@ def test_a_child_of_a_handler_can_be_terminated(desk: Desk) -> None:
 
 @pytest.mark.parametrize("processes", ["1", "2"])
 def test_a_signal_in_the_last_moment_of_a_drain_changes_nothing(desk: Desk, processes: str) -> None:
-    """It comes when the worker is through, while Python tidies up."""
+    """The signal comes after the worker's end, while Python tidies up."""
     desk.enqueue("count")
     with work_process(desk.dsn, "--drain", "-p", processes, env={"TERM_AT_THE_END": "1"}) as worker:
         assert worker.wait() == 0, worker.output
@@ -382,7 +382,7 @@ def test_a_signal_in_the_last_moment_of_a_drain_changes_nothing(desk: Desk, proc
 
 
 def test_no_password_is_among_the_arguments_of_a_child(desk: Desk) -> None:
-    """S6: everybody on the machine may read them."""
+    """S6: everybody on the machine may read arguments."""
     dsn = make_conninfo(desk.dsn, password="hunter2")
     with work_process(desk.dsn, "-p", "2", "--dsn", dsn, f"--listen-dsn={dsn}") as parent:
         desk.wait_until(lambda: len(lines_of(parent, ", listening")) == 2, "both children listen")
@@ -415,7 +415,7 @@ def test_connection_strings_reach_children_by_the_environment(
 def test_a_child_that_cannot_be_made_is_tried_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """S6: the program is being replaced, or the system is short of processes. The other children go on."""
+    """S6: the program is being replaced, or there are too many processes. The other children go on."""
     program = tmp_path / "program"
 
     def install(*args: Any) -> float:

@@ -1,4 +1,4 @@
-"""Which of several databases is asked next: pure decisions, and what they come to in the long run."""
+"""Which of several nodes is asked next: pure decisions, and their effect in the long run."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 @dataclass(eq=False)
 class Queue:
-    """Groups that all have work, one task each in every round."""
+    """Groups that always have tasks, one each in every round."""
 
     groups: list[str]
     start: int = 0
@@ -89,7 +89,7 @@ class Database:
 
 
 def databases(rota: Rota, *sizes: int, start: int = 0) -> list[Database]:
-    """One for each number of groups, of one queue."""
+    """Nodes with these numbers of groups in one queue."""
     names = (f"g{number}" for number in itertools.count())
     return [
         Database(rota, [Queue(list(itertools.islice(names, size)), start * number * ROUND)])
@@ -100,7 +100,7 @@ def databases(rota: Rota, *sizes: int, start: int = 0) -> list[Database]:
 def work(
     clock: Clock, those: list[Database], slots: int, tasks: int, freed: int = 1, seconds: float = 0.01
 ) -> Counter[str]:
-    """What a worker serves whose slots come free so many at a time."""
+    """What a worker serves if so many of its slots come free at a time."""
     rota = those[0].rota
     served: Counter[str] = Counter()
     running: deque[str] = deque()
@@ -124,7 +124,7 @@ def work(
 def test_groups_have_the_same_share_however_many_others_are_where_they_are(
     clock: Clock, slots: int, sizes: tuple[int, ...]
 ) -> None:
-    """Two pops apart at most, as between shards; clocks that began anywhere."""
+    """At most two pops apart, as between shards, wherever the clocks began."""
     rota = Rota(slots)
     served = work(clock, databases(rota, *sizes, start=977), slots, 60 * sum(sizes), seconds=0.0001)
     assert len(served) == sum(sizes)
@@ -154,7 +154,7 @@ def test_where_nothing_was_in_line_is_looked_at_first_when_that_is_due(clock: Cl
 
 
 def test_one_is_asked_for_as_many_as_there_are_slots_before_the_next(clock: Clock) -> None:
-    """So its ends are written and its next tasks taken in the same turns."""
+    """So the same turns write its ends and take its next tasks."""
     rota = Rota(4)
     one, other = databases(rota, 10, 10)
     order = []
@@ -232,7 +232,7 @@ def test_who_is_away_is_skipped_and_does_not_catch_up_for_long(clock: Clock) -> 
 
 
 def test_who_was_brought_far_by_others_is_not_passed_over_for_long(clock: Clock) -> None:
-    """Other workers served it, and are gone."""
+    """Other workers, which are gone, served it."""
     rota = Rota(1)
     far, other = those = databases(rota, 5, 5)
     work(clock, those, 1, 20)
@@ -256,7 +256,7 @@ def test_the_near_one_comes_first_and_others_have_what_it_leaves(clock: Clock) -
 
 
 def test_queues_in_order_are_so_over_all(clock: Clock) -> None:
-    """What is second waits while something of the first is in line anywhere, but for one pop."""
+    """The second queue waits while the first has tasks in line anywhere, except for one pop."""
     rota = Rota(4, strict=True)
     both = Database(rota, [Queue(["first here"]), Queue(["second here"])])
     one = Database(rota, [Queue([]), Queue(["second there"])])
@@ -268,7 +268,7 @@ def test_queues_in_order_are_so_over_all(clock: Clock) -> None:
 
 
 def test_queues_by_turns_are_compared_each(clock: Clock) -> None:
-    """One has a third of the groups in one queue, and half of them in the other."""
+    """One node has a third of the groups in one queue, and half of them in the other."""
     rota = Rota(1)
     one = Database(rota, [Queue(["a"]), Queue(["e", "f"])])
     other = Database(rota, [Queue(["b", "c", "d"]), Queue(["g", "h"])])

@@ -1,4 +1,4 @@
-"""Who fires schedules: the keeper of any worker, at their time, not when it happens to look."""
+"""The keeper of any worker fires schedules when they are due, not when it happens to look."""
 
 from datetime import datetime, timedelta
 
@@ -25,7 +25,7 @@ def test_a_worker_fires_each_tick_between_two_signs_of_life(desk: Desk) -> None:
 
 
 def test_who_enqueues_while_a_thousand_are_due_waits_for_a_few_of_them(desk: Desk) -> None:
-    """I6, S5: in turns, not in seconds. A worker of one slot fires four at a time."""
+    """I6, S5: counted in turns, not in seconds. A worker with one slot fires four at a time."""
     app = fairq.App()
     begun: list[str] = []
 

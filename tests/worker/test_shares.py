@@ -1,4 +1,4 @@
-"""Several queues by weight: what the plan promises, over any weights, rooms and work that comes and goes."""
+"""Several queues by weight: what the plan promises for any weights, rooms and arrivals."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def of(weights: list[float]) -> Shares:
 
 
 def ask(shares: Shares, room: int, stock: list[int]) -> tuple[list[int], Shares]:
-    """What the database answers, step by step; a queue that gave less than asked for is not asked again."""
+    """The database's answer, step by step; a queue that gave less than asked for is not asked again."""
     asked = steps(shares, room)
     counts: Counter[int] = Counter()
     emptied: set[int] = set()
@@ -35,7 +35,7 @@ def ask(shares: Shares, room: int, stock: list[int]) -> tuple[list[int], Shares]
 
 @given(weights, rooms)
 def test_while_all_have_work_each_gets_its_share(weights: list[float], rooms: list[int]) -> None:
-    """After every turn, however large: no two differ by more than a task of one of them."""
+    """After every turn of any size, no two queues differ by more than a task of one of them."""
     shares = of(weights)
     total = [0] * len(weights)
     for room in rooms:
@@ -49,7 +49,7 @@ def test_while_all_have_work_each_gets_its_share(weights: list[float], rooms: li
 
 @given(weights, rooms)
 def test_the_others_share_by_weight_what_one_does_not_use(weights: list[float], rooms: list[int]) -> None:
-    """The same bound, among those that have work, once it is known who has none."""
+    """The same bound among queues with tasks, once it is known which have none."""
     shares = of([*weights, 5.0])
     stock = [10**9] * len(weights) + [0]
     _, shares = ask(shares, 1000, stock)
@@ -69,7 +69,7 @@ def test_the_others_share_by_weight_what_one_does_not_use(weights: list[float], 
 def test_no_room_is_left_while_a_queue_has_work(
     weights: list[float], turns: list[tuple[int, int, int]]
 ) -> None:
-    """I8: whatever one queue does not use goes to the others, at once."""
+    """I8: what one queue does not use goes to the others at once."""
     shares = of(weights)
     stock = [0] * len(weights)
     for room, place, more in turns:

@@ -1,4 +1,4 @@
-"""One worker in this process: how many run at once, of which queue, and when it has done with them."""
+"""One worker in this process: how many tasks run at once, of which queue, and when it is done."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_no_more_handlers_run_than_there_are_slots(desk: Desk) -> None:
 
 
 def test_queues_are_served_in_their_order_within_one_budget(desk: Desk) -> None:
-    """H35: what an earlier queue took is not there for a later one. One slot, so the order is seen."""
+    """H35: a later queue gets only what earlier ones leave. One slot shows the order."""
     order: list[str] = []
     own = fairq.App()
 
@@ -69,7 +69,7 @@ def test_queues_are_served_in_their_order_within_one_budget(desk: Desk) -> None:
 
 
 def test_queues_with_weights_are_served_by_their_shares(desk: Desk) -> None:
-    """One slot, so the order is seen. What is left when the first is empty runs as well, without a pause."""
+    """One slot shows the order. When the first queue is empty, the rest runs without a pause."""
     order: list[str] = []
     own = fairq.App()
 
@@ -85,7 +85,7 @@ def test_queues_with_weights_are_served_by_their_shares(desk: Desk) -> None:
 
 
 def test_weights_divide_the_slots_and_a_batch_is_one_of_all_queues(desk: Desk) -> None:
-    """H24: 8 slots, batches of 4 over all queues: still three to one, and no slot stays empty."""
+    """H24: with 8 slots and batches of 4 over all queues, still three to one, and no slot stays empty."""
     own = fairq.App()
     release = threading.Event()
 
@@ -115,7 +115,7 @@ def test_weights_divide_the_slots_and_a_batch_is_one_of_all_queues(desk: Desk) -
 
 
 def test_a_budget_is_shared_by_the_queues_and_a_batch_bounds_each(desk: Desk) -> None:
-    """H24, H35: 5 slots, batches of 2: two of each of the first queues, one of the third."""
+    """H24, H35: with 5 slots and batches of 2, two of each of the first queues and one of the third."""
     own = fairq.App()
     release = threading.Event()
 
@@ -159,7 +159,7 @@ def test_drain_ends_when_nothing_is_left_that_may_run(desk: Desk) -> None:
 
 
 def test_a_drain_tells_busy_from_nothing(desk: Desk, caplog: pytest.LogCaptureFixture) -> None:
-    """Somebody else has the queue for longer than a worker waits for it; a paused one is no work."""
+    """Somebody else has the queue for longer than a worker waits; a paused queue does not count."""
     caplog.set_level(logging.DEBUG, "fairq.worker")
     desk.queue("paused")
     desk.enqueue("measure", {"name": "b"}, queue="paused", run_at=_tomorrow() - timedelta(days=2))

@@ -1,4 +1,4 @@
-"""One worker in this process: handlers that are told to stop, take too long or hang, and its own end."""
+"""One worker in this process: handlers that must stop, take too long or hang, and its own end."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_a_thread_that_heeds_the_flag_times_out_in_good_order(desk: Desk) -> Non
 def test_a_thread_that_hangs_keeps_its_places_until_it_ends(
     desk: Desk, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """H7, D2: under one key never two at once, whatever became of the first one's time. Others are served."""
+    """H7, D2: never two at once with one key, even after the first one's timeout. Others are served."""
     own = fairq.App()
     release = threading.Event()
     running: list[int] = []
@@ -127,7 +127,7 @@ def test_a_thread_that_hangs_keeps_its_places_until_it_ends(
 def test_a_drain_ends_when_only_threads_that_hang_are_left(
     desk: Desk, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Their attempts are used up, and the threads are named."""
+    """Their attempts are used, and the threads are named."""
     own = fairq.App()
     release = threading.Event()
 
@@ -154,7 +154,7 @@ def test_a_drain_ends_when_only_threads_that_hang_are_left(
 def test_of_an_own_pool_only_threads_that_are_busy_are_left_behind(
     desk: Desk, payload: str, left: int, kind: str
 ) -> None:
-    """Python would wait for them. One that has nothing to do ends with the process."""
+    """Python would wait for them. An idle one ends with the process."""
     own, release = fairq.App(), threading.Event()
     with ThreadPoolExecutor(1) as pool:
 
@@ -287,7 +287,7 @@ except KeyboardInterrupt:
 
 
 def test_ctrl_c_without_signal_handlers_ends_the_worker_in_good_order(desk: Desk) -> None:
-    """KeyboardInterrupt comes out of the loop wherever that is; the worker signs off all the same."""
+    """KeyboardInterrupt leaves the loop anywhere, but the worker still retires."""
     desk.enqueue("waits")
     subprocess.run([sys.executable, "-c", CTRL_C, desk.dsn], check=True, timeout=60)
     assert desk.rows("select state, max_attempts - attempt from fairq.live_tasks") == [("overflow", 5)]
@@ -295,7 +295,7 @@ def test_ctrl_c_without_signal_handlers_ends_the_worker_in_good_order(desk: Desk
 
 
 def test_arun_cancelled_twice_leaves_nothing_behind(desk: Desk, database: Database) -> None:
-    """First in the middle of a turn, then while it signs off and the database is silent."""
+    """First during a turn, then while it retires and the database is silent."""
     own = fairq.App()
 
     @own.task

@@ -1,4 +1,4 @@
-"""I15: what was lost with its worker runs alone, until it has proved harmless."""
+"""I15: a task that was lost with its worker runs alone until it has proved harmless."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_a_handler_that_kills_its_process_fails_alone(desk: Desk) -> None:
 
 
 def lose(desk: Desk, count: int = 1) -> None:
-    """What is first in line was with a worker that is gone."""
+    """The first task in line was lost with its worker."""
     gone = desk.one("select fairq.register_worker('gone', array['default'], 9, '1 millisecond')")
     desk.rows("select id from fairq.pop_tasks('default', %s, %s)", count, gone)
 
@@ -50,7 +50,7 @@ def lose(desk: Desk, count: int = 1) -> None:
 
 
 class Company:
-    """An app whose handlers know who runs beside them."""
+    """An app whose handlers know what runs beside them."""
 
     def __init__(self) -> None:
         self.app = fairq.App()
@@ -117,7 +117,7 @@ def test_one_that_ended_an_attempt_by_itself_is_suspected_no_more(desk: Desk) ->
 
 @contextlib.contextmanager
 def beside_one_that_runs_for_long(desk: Desk, company: Company) -> Iterator[tuple[Worker, int]]:
-    """A worker with two slots; and a suspect that comes while a handler is held up."""
+    """A worker with two slots, and a suspect that comes while a handler is held up."""
     suspect = desk.enqueue("quick", 0)
     lose(desk)
     desk.conn.execute("select fairq.pause_group('default', 'bob')")
@@ -172,7 +172,7 @@ def test_a_suspect_that_waits_goes_back_when_the_worker_ends(desk: Desk) -> None
 
 
 def test_what_may_be_tried_only_once_never_runs_twice(desk: Desk) -> None:
-    """Not after its worker was killed, nor after it was told to end while it ran."""
+    """Neither after its worker was killed, nor after it was told to end while the task ran."""
     lost = desk.enqueue("only_once", 60)
     with work_process(
         desk.dsn, "-c", "1", "--lease", "1", "--maintain-interval", "0.2", app="poison"

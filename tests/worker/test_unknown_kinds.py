@@ -1,4 +1,4 @@
-"""I15: a kind that this worker does not know is given back; a newer worker, or another app, may know it."""
+"""I15: a task of an unknown kind is given back, because a newer worker or another app may know it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.worker.running import Desk, drain, work_process, worker_thread
 
 
 def test_a_rolling_deploy_fails_nothing_and_holds_nobody_up(desk: Desk) -> None:
-    """Old workers meet tasks of the new version for a while; all default settings."""
+    """Old workers meet tasks of the new version for a while, with default settings."""
     new = [desk.enqueue("harmless", 0, group_key="bob", max_attempts=1) for _ in range(3)]
     with work_process(desk.dsn, "-c", "2") as old:
         desk.wait_until(lambda: len(desk.rows("select from fairq.attempts")) >= 6, "each is given back twice")
@@ -37,7 +37,7 @@ def test_a_rolling_deploy_fails_nothing_and_holds_nobody_up(desk: Desk) -> None:
 
 
 def test_a_thousand_tasks_of_an_unknown_kind_are_met_once_and_then_rest(desk: Desk) -> None:
-    """No hot loop: what was given back is not popped again at once."""
+    """No busy loop: what was given back is not popped again at once."""
     app = fairq.App()
 
     @app.task

@@ -1,4 +1,4 @@
-"""One worker in this process: when it looks for work."""
+"""One worker in this process: when it looks for tasks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.worker.running import Desk, worker_thread
 
 
 def test_what_was_there_before_the_worker_needs_no_notice(desk: Desk) -> None:
-    """HR8: no queue rings here, and polling is far away."""
+    """HR8: no queue notifies here, and polling would take long."""
     desk.conn.execute("""select fairq.configure_queue('default', '{"notify": false}')""")
     id = desk.enqueue("measure", {"name": "a"})
     with worker_thread(app, desk.dsn, notify_poll_interval_ms=300_000):
@@ -36,7 +36,7 @@ def test_a_notice_wakes_a_worker_that_sleeps(desk: Desk, monkeypatch: pytest.Mon
 
 
 def test_a_burst_of_notices_is_one_look(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    """HR16: thirty notices that come while the loop is busy."""
+    """HR16: thirty notices come while the loop is busy."""
     monkeypatch.setattr("fairq.worker.plan.FIRST_PAUSE_LISTENING", 300.0)
     pops: list[int] = []
     real = Turns._popped

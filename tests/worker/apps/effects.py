@@ -1,4 +1,4 @@
-"""Handlers for worker processes: what they do is counted in the table `effects`."""
+"""Handlers for worker processes; the table `effects` counts what they do."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def count(payload: Any, ctx: fairq.Context) -> None:
 
 
 def connection() -> psycopg.Connection[Any]:
-    """This thread's, or a new one where it does not answer."""
+    """This thread's connection, or a new one if it does not answer."""
     conn: psycopg.Connection[Any] | None = getattr(kept, "conn", None)
     with contextlib.suppress(psycopg.Error):
         if conn is not None:
@@ -87,7 +87,7 @@ async def blocks(payload: float, ctx: fairq.Context) -> None:
 
 @app.task
 async def waits_for_a_thread(payload: float, ctx: fairq.Context) -> None:
-    """Its coroutine can be cancelled, the call that it waits for cannot."""
+    """Its coroutine can be cancelled, but the call that it awaits cannot."""
     await asyncio.to_thread(note, "began", ctx)
     await asyncio.to_thread(time.sleep, payload)
 
@@ -111,7 +111,7 @@ def forks(payload: Any, ctx: fairq.Context) -> None:
 
 @app.task
 async def crashes(payload: Any, ctx: fairq.Context) -> None:
-    """Takes its process along, at the first attempt."""
+    """Kills its process, at the first attempt."""
     note("ran", ctx)
     if ctx.attempt == 1:
         os._exit(9)

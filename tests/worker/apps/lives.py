@@ -1,4 +1,4 @@
-"""A lifespan that goes wrong as LIFESPAN says: when, and how."""
+"""A lifespan that fails when and how LIFESPAN says."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An app that knows none of the tasks, on a queue of its own."""
+"""An app without any of the tasks, on its own queue."""
 
 from __future__ import annotations
 

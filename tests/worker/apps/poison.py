@@ -1,4 +1,4 @@
-"""A handler that takes its process along, and harmless ones."""
+"""A handler that kills its process, and harmless ones."""
 
 from __future__ import annotations
 

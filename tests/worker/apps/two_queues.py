@@ -1,4 +1,4 @@
-"""Tasks on two queues; the one that is served too late is last in the alphabet."""
+"""Tasks on two queues; the one that would be served too late is last in the alphabet."""
 
 from __future__ import annotations
 
