@@ -1,4 +1,4 @@
-"""A DSN as SQLAlchemy and Django want it; each is loaded only where it is asked for."""
+"""A DSN in SQLAlchemy's and Django's form. Imports each only when it is used."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +22,7 @@ def alchemy_url(dsn: str, driver: str) -> "sqlalchemy.URL":
 
 
 def django_handler(dsn: str, configure: bool = False, **options: Any) -> Any:
-    """Django's `connections` for that database; `configure` makes them those of `django.db` as well."""
+    """Django's `connections` for that database; `configure` also makes them those of `django.db`."""
     import django
     from django.conf import settings
     from django.db.utils import ConnectionHandler

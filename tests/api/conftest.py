@@ -35,7 +35,7 @@ def shared(server: TestServer, template: str, logins: dict[str, str]) -> Iterato
 
 @pytest.fixture(scope="module")
 def observer(shared: Database) -> psycopg.Connection[Any]:
-    """Another session, which sees what is committed and nothing else."""
+    """Another session, which sees only what is committed."""
     return shared.connect(autocommit=True)
 
 
@@ -46,7 +46,7 @@ def group() -> str:
 
 @pytest.fixture
 def role() -> str:
-    """Whose rights an application has. A module about other users overrides it."""
+    """The role of the application; modules about other roles override it."""
     return "fairq_enqueue"
 
 

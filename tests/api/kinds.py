@@ -30,14 +30,14 @@ T = TypeVar("T")
 
 @dataclass
 class Opened:
-    """A connection, open. Methods of async ones are run to their end."""
+    """An open connection. Methods of async ones run to their end."""
 
     conn: Any
     finish: Callable[[Any], Any]
     pipeline: Any = None
 
     def after_error(self) -> None:
-        """A pipeline takes nothing after an error until it is synchronised."""
+        """A pipeline accepts nothing after an error until it is synchronised."""
         if self.pipeline is not None:
             self.finish(self.pipeline.sync())
 
@@ -235,7 +235,7 @@ def _django(proxy: bool, **options: Any) -> Opener:
 
 
 class OpenedAsyncpg(Opened):
-    """Here somebody has to begin a transaction."""
+    """A connection that has to begin transactions explicitly."""
 
     def begin(self) -> None:
         self.transaction = self.conn.transaction()

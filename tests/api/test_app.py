@@ -72,7 +72,7 @@ def test_a_task_is_still_a_function() -> None:
 
 
 def test_an_app_knows_its_tasks_by_kind() -> None:
-    """H4, HR29: an unknown kind is an error that says what is known."""
+    """H4, HR29: an unknown kind is an error that lists the known ones."""
     assert app["parse"] is parse
     assert set(app.tasks) == {"parse", "mail.send"}
     assert "parse" in app
@@ -132,7 +132,7 @@ def test_a_handler_that_cannot_be_called_is_refused_at_once(handler: Any) -> Non
 
 
 def test_a_coroutine_that_nobody_would_await_is_an_error() -> None:
-    """A plain wrapper around an async handler would count as done with nothing done."""
+    """A sync wrapper around an async handler would succeed with nothing done."""
 
     async def real(payload: int) -> None: ...
 
@@ -171,7 +171,7 @@ def test_options_out_of_range_are_refused_at_once(options: dict[str, Any]) -> No
 
 
 def test_what_is_no_policy_is_refused_at_once() -> None:
-    """Else nobody would know before the first handler fails."""
+    """Otherwise nobody would know before the first handler fails."""
     with pytest.raises(fairq.ConfigurationError, match="has retry=5"):
         fairq.App().task(retry=5)(lambda payload: None)  # type: ignore[call-overload]
 
@@ -413,7 +413,7 @@ def test_a_pause_stays_within_its_bounds(
 
 
 def test_pauses_double_up_to_the_cap() -> None:
-    """HR25: and jitter moves them both ways."""
+    """HR25: and jitter varies them both ways."""
     backoff = fairq.Backoff(base=2, cap=10, jitter=0.5)
     assert [backoff.delay(n, lambda: 0.5) for n in (1, 2, 3, 4, 10_000)] == [2, 4, 8, 10, 10]
     assert (backoff.delay(1, lambda: 0), backoff.delay(1, lambda: 1)) == (1, 3)
@@ -487,7 +487,7 @@ def outcome(exception: BaseException | None, task: Any = policed, attempt: int =
 def test_each_end_has_its_outcome_its_pause_and_its_code(
     exception: BaseException, task: Any, name: str, delay: float | None, code: str
 ) -> None:
-    """HR26, HR27, HR28, HR29: codes tell apart who is to blame."""
+    """HR26, HR27, HR28, HR29: codes tell who is to blame."""
     found = outcome(exception, task)
     assert (found.outcome, found.retry_delay, found.result) == (name, delay, None)
     assert found.error is not None
@@ -505,7 +505,7 @@ def test_a_result_is_kept_only_if_the_task_stores_results() -> None:
 
 
 def test_a_result_without_a_json_form_fails_the_task_and_names_the_place() -> None:
-    """HR28: the body ran; running it again would not help."""
+    """HR28: the handler ran, and running it again would not help."""
     found = outcome(None, plain, result={"a": [object()]})
     assert found.outcome == "failed"
     assert json.loads(found.error or "")["code"] == "result_invalid"
@@ -513,7 +513,7 @@ def test_a_result_without_a_json_form_fails_the_task_and_names_the_place() -> No
 
 
 def test_what_is_stored_of_an_exception_is_bounded_and_clean() -> None:
-    """No password of a DSN, nothing jsonb refuses, no megabytes."""
+    """It has no password of a DSN, nothing that jsonb refuses, and no megabytes."""
 
     def deep(n: int) -> None:
         if n == 0:

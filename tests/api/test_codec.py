@@ -212,7 +212,7 @@ ROUND_TRIPS: list[tuple[Any, Any, Any]] = [
     ("annotation", "value", "plain"), ROUND_TRIPS, ids=[str(each[0])[:40] for each in ROUND_TRIPS]
 )
 def test_what_goes_in_comes_out(annotation: Any, value: Any, plain: Any) -> None:
-    """S30, S31: the JSON is as documented, and the annotation makes the same value and type of it."""
+    """S30, S31: the JSON is as documented, and decodes to the same value and type."""
     text = encode(value)
     assert json.loads(text) == plain
     back = decoder(annotation)(text)
@@ -222,7 +222,7 @@ def test_what_goes_in_comes_out(annotation: Any, value: Any, plain: Any) -> None
 
 
 def test_every_round_trip_survives_the_database(db: psycopg.Connection[Any]) -> None:
-    """jsonb reorders keys and keeps numbers exactly; what the handler gets is the same."""
+    """jsonb reorders keys and keeps numbers exactly; the handler gets the same value."""
     for annotation, value, _ in ROUND_TRIPS:
         row = db.execute("select (%s::jsonb)::text", [encode(value)]).fetchone()
         assert row is not None
@@ -364,7 +364,7 @@ def test_what_has_no_json_form_is_refused_with_the_way_to_it(value: Any, path: s
     ],
 )
 def test_what_does_not_fit_is_refused_with_the_way_to_it(annotation: Any, text: str, path: str) -> None:
-    """HR28: with a code of its own."""
+    """HR28: with its own code."""
     with pytest.raises(NotDecodable) as caught:
         decoder(annotation)(text)
     assert caught.value.path == path
@@ -393,7 +393,7 @@ def test_subclasses_of_the_json_types_are_written_as_their_base() -> None:
 
 
 def test_equal_sets_have_equal_texts() -> None:
-    """The fingerprint of an idempotency key is made of the text."""
+    """The fingerprint of an idempotency key uses the text."""
     words = [f"word {n}" for n in range(50)]
     assert encode(set(words)) == encode({*words[25:], *words[:25]})
 

@@ -1,4 +1,4 @@
-"""The pages about Python: every example runs and prints what it says, and nothing public lacks its place."""
+"""The pages about Python: every example runs and prints what it shows, and everything public is there."""
 
 import inspect
 import os

@@ -75,7 +75,7 @@ def test_a_savepoint_takes_back_what_came_after_it(
 
 @pytest.mark.parametrize("level", LEVELS)
 def test_an_error_of_the_engine_is_ours_and_keeps_the_databases_own(opened: Opened, level: str) -> None:
-    """The transaction is then as PostgreSQL leaves it: nothing but a rollback helps."""
+    """The transaction is then as PostgreSQL leaves it: only a rollback helps."""
     opened.do(LEVELS[level])
     with pytest.raises(fairq.UnknownQueue) as caught:
         enqueue(opened, "bob", queue="nowhere")
@@ -151,7 +151,7 @@ def test_a_savepoint_survives_an_error_of_the_engine(
 def test_a_wrong_argument_is_refused_before_anything_is_sent(
     db: psycopg.Connection[Any], change: dict[str, Any], error: type[fairq.Refused]
 ) -> None:
-    """So the transaction stays usable; and the engine would have refused it with the same exception."""
+    """The transaction stays usable, and the engine would have refused it with the same exception."""
     arguments: dict[str, Any] = {"group_key": "bob", "payload": {}, **change}
     with pytest.raises(error) as caught:
         fairq.enqueue(db, **arguments)
@@ -184,7 +184,7 @@ def test_a_wrong_argument_is_refused_before_anything_is_sent(
 def test_the_engine_refuses_the_same_with_the_same_exception(
     db: psycopg.Connection[Any], change: dict[str, Any], error: type[fairq.Refused]
 ) -> None:
-    """Our checks only come earlier; what is just within the limits passes both."""
+    """Python's checks only come earlier; what is just within the limits passes both."""
     with pytest.raises(error):
         fairq.enqueue(db, **{"group_key": "bob", "payload": {}, **change})
     given: dict[str, Any] = {
@@ -377,7 +377,7 @@ def test_no_setting_of_the_session_changes(opened: Opened, group: str) -> None:
 
 
 def test_a_bulk_call_is_one_statement_whatever_its_size(database: Any, group: str) -> None:
-    """One round trip: the server sees one execution for 20,000 tasks."""
+    """One round trip: the server executes one statement for 20,000 tasks."""
     conn = database.connect()
     statements: list[str] = []
     original = psycopg.RawCursor.execute

@@ -1,4 +1,4 @@
-"""The tree of exceptions, and how an error of a driver becomes one of fairq."""
+"""The tree of exceptions, and how drivers' errors become fairq's."""
 
 import asyncio
 import inspect
@@ -28,7 +28,7 @@ def classes() -> list[type[Exception]]:
 
 
 def raised_by_sql() -> set[str]:
-    """The codes of our class in the SQL itself, comments apart."""
+    """The codes of class QF in the SQL, without comments."""
     found: set[str] = set()
     for file in [*(ROOT / "sql").rglob("*.sql"), *(ROOT / "migrations").rglob("*.sql")]:
         lines = [line.split("--", 1)[0] for line in file.read_text().splitlines()]
@@ -108,7 +108,7 @@ def test_an_error_of_the_database_becomes_ours_by_its_code(
 
 
 def test_a_lost_connection_is_unavailable_on_every_driver(database: Database) -> None:
-    """And worth another try: the transaction is gone, and nothing of it happened."""
+    """It is worth a retry: the transaction was rolled back."""
     killer = database.connect(autocommit=True)
     engine = sqlalchemy.create_engine(alchemy_url(database.dsn, "psycopg"), poolclass=sqlalchemy.NullPool)
     plain = database.connect()

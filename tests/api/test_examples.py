@@ -1,4 +1,4 @@
-"""The applications in `examples/` pass their own tests, as their readers would run them."""
+"""The applications in `examples/` pass their own tests."""
 
 import os
 import re
@@ -15,7 +15,7 @@ from tests.support.server import TestServer
 
 @pytest.mark.parametrize("example", ["fastapi"])
 def test_an_example_passes_its_own_tests(server: TestServer, example: str) -> None:
-    """Also the worker in a lifespan, and requests in a transaction that is rolled back."""
+    """Also a worker in a lifespan, and requests in a transaction that is rolled back."""
     ran = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", os.devnull, "."],
         cwd=ROOT / "examples" / example,
@@ -39,7 +39,7 @@ def test_what_the_page_shows_of_an_example_is_in_it() -> None:
 def test_the_gateway_shares_tokens_by_weight(
     server: TestServer, empty_database: Database, tmp_path: Path
 ) -> None:
-    """One command; here with little time, so that shares are only about those that it prints."""
+    """Runs only for a short time, so the shares are only approximate."""
     plot = tmp_path / "shares.png"
     ran = subprocess.run(
         [sys.executable, "main.py", "--dsn", empty_database.dsn, "--seconds", "0.6", "--plot", str(plot)],

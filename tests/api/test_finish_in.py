@@ -1,4 +1,4 @@
-"""A handler ends its task in a transaction of its own, on every kind of connection."""
+"""A handler ends its task in its own transaction, on every kind of connection."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -15,7 +15,7 @@ from tests.support.sessions import result as finished
 
 
 class Taker:
-    """A worker's own connection: it pops, and asks what is still held."""
+    """A worker's connection: it pops, and checks what is still held."""
 
     def __init__(self, conn: psycopg.Connection[Any], observer: psycopg.Connection[Any]) -> None:
         self.conn = conn
@@ -25,7 +25,7 @@ class Taker:
         self.id: int = row[0]
 
     def pop(self, group: str) -> fairq.Context:
-        """Take tasks until one of this group comes; the others go back."""
+        """Pop until a task of this group comes, and give back the others."""
         while True:
             row = self.conn.execute(
                 "select t.id, t.attempt, t.max_attempts, t.group_key, t.queue, t.kind"
@@ -59,7 +59,7 @@ class Taker:
 
 @pytest.fixture
 def role() -> str:
-    """A handler's connection is the worker's user's."""
+    """A handler's connection has the worker's user."""
     return "fairq_work"
 
 
@@ -111,7 +111,7 @@ def test_who_ends_a_task_twice_is_told_so(opened: Opened, taker: Taker, group: s
 def test_who_lost_the_task_cannot_end_it_and_is_made_to_roll_back(
     opened: Opened, taker: Taker, group: str
 ) -> None:
-    """I10: somebody else has it by now."""
+    """I10: another worker has the task by now."""
     fairq.enqueue(taker.conn, group)
     ctx = taker.pop(group)
     release(taker.conn, taker.id, [ctx.id], 1)
@@ -127,7 +127,7 @@ def test_who_lost_the_task_cannot_end_it_and_is_made_to_roll_back(
 def test_two_who_end_the_same_attempt_wait_for_each_other_and_one_wins(
     shared: Database, taker: Taker, group: str, ending: str
 ) -> None:
-    """A worker that takes a slow handler for lost does not end the task twice."""
+    """A worker that considers a slow handler lost does not end the task twice."""
     fairq.enqueue(taker.conn, group)
     ctx = taker.pop(group)
     handler, observer = shared.connect(), shared.connect(autocommit=True)
@@ -145,7 +145,7 @@ def test_two_who_end_the_same_attempt_wait_for_each_other_and_one_wins(
 def test_under_a_snapshot_from_before_the_loss_it_is_a_conflict(
     shared: Database, taker: Taker, group: str
 ) -> None:
-    """REPEATABLE READ cannot see that the task went to somebody else; it fails, and nothing is done twice."""
+    """REPEATABLE READ cannot see that another worker has the task. It fails, and nothing is done twice."""
     fairq.enqueue(taker.conn, group)
     ctx = taker.pop(group)
     handler = shared.connect()

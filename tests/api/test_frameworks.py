@@ -79,7 +79,7 @@ def test_an_order_and_its_task_commit_together_or_not_at_all(
 def test_sqlalchemy_knows_of_the_transaction_that_a_call_begins(
     shared: Database, observer: psycopg.Connection[Any], group: str
 ) -> None:
-    """Had fairq gone past it to the driver, commit() would do nothing and the pool would roll back."""
+    """If fairq used the driver directly, commit() would do nothing and the pool would roll back."""
     engine = sqlalchemy.create_engine(alchemy_url(shared.dsn, "psycopg"))
     with engine.connect() as conn:
         assert not conn.in_transaction()
@@ -130,7 +130,7 @@ def test_async_sqlalchemys_nested_blocks_keep_and_drop_tasks(
 def test_djangos_atomic_blocks_keep_and_drop_tasks(
     shared: Database, observer: psycopg.Connection[Any], group: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """S33, S34: `on_commit` is not needed, the task commits with the rest."""
+    """S33, S34: `on_commit` is not needed, because the task commits with the rest."""
     handler = django_handler(shared.dsn)
     from django.db import transaction
 

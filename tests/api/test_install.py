@@ -1,4 +1,4 @@
-"""Queues as code: what an app declares, in the database."""
+"""Queues as code: storing what an app declares."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Looking at tasks, canceling and retrying them, one or many, on every kind of connection."""
+"""Inspecting, cancelling and retrying tasks, one or many, on every kind of connection."""
 
 import asyncio
 from datetime import UTC, datetime, timedelta
@@ -16,7 +16,7 @@ from tests.support.sessions import call_in_background, pid_of, result, wait_unti
 
 @pytest.fixture
 def role() -> str:
-    """Who may look and retry."""
+    """A role that may look and retry."""
     return "fairq_admin"
 
 
@@ -102,7 +102,7 @@ def test_many_are_counted_then_cancelled_and_retried(
 
 
 def test_two_who_retry_the_same_tasks_do_not_meet_in_a_circle(shared: Database, group: str) -> None:
-    """Both go by the ids; who comes second finds them done."""
+    """Both go by the ids; the second one finds them done."""
     first, second, observer = shared.connect(), shared.connect(), shared.connect(autocommit=True)
     queue = f"queue {group}"
     fairq.configure_queue(observer, queue)

@@ -1,4 +1,4 @@
-"""One trace over a request, the enqueue and the handler, with OpenTelemetry's own exporter in memory."""
+"""One trace over a request, its enqueue and the handler, with OpenTelemetry's own in-memory exporter."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def own(span: ReadableSpan) -> Any:
 
 
 def test_one_trace_leads_from_the_request_to_what_the_handler_does(database: Database) -> None:
-    """Through a worker: the attempt is a child of the enqueue, and linked to it."""
+    """With a worker: the attempt is a child of the enqueue, and linked to it."""
     conn = database.connect(autocommit=True)
     with tracer.start_as_current_span("request"):
         id = aparse.enqueue(conn, "bob", "a")
@@ -105,7 +105,7 @@ def test_one_trace_leads_from_the_request_to_what_the_handler_does(database: Dat
 
 
 def test_a_span_says_what_its_task_waited_for(database: Database) -> None:
-    """Behind whom, by the ledger, and what limits its group: a cap, here."""
+    """Behind whom it waits, by the ledger, and what limits its group: here a cap."""
     conn = database.connect(autocommit=True)
     waits = fairq.App(middleware=[fairq.otel.middleware(provider, waits=database.dsn_as("fairq_observe"))])
 

@@ -1,4 +1,4 @@
-"""Policies are changed by Python functions, on every kind of connection, in the caller's transaction."""
+"""Python functions change policies on every kind of connection, in the caller's transaction."""
 
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -46,7 +46,7 @@ def pop(observer: Observer, queue: str, limit: int = 100) -> list[calls.Held]:
 def test_a_queue_takes_every_setting_and_says_what_holds(
     opened: Opened, observer: Observer, queue: str
 ) -> None:
-    """The limits of the whole queue, too, which are kept elsewhere."""
+    """Also the limits of the whole queue, which are stored elsewhere."""
     everything: dict[str, Any] = {
         "ready_target": 50,
         "max_attempts": 3,
@@ -367,7 +367,7 @@ def test_names_are_looked_at_first(observer: Observer, name: Any) -> None:
 def test_python_knows_every_setting_that_the_engine_has(
     observer: Observer, function: str, args: list[str], settings: Any
 ) -> None:
-    """As the engine's own hint lists them."""
+    """The settings, as the engine's own hint lists them."""
     places = "".join("%s, " for _ in args)
     with pytest.raises(psycopg.Error) as caught:
         observer.execute(f"select fairq.{function}({places}'{{\"nonsense\": 1}}')".encode(), args)

@@ -16,7 +16,7 @@ from tests.support.pooler import pooler
 
 
 def test_enqueueing_needs_no_session(shared: Database, observer: Conn, group: str) -> None:
-    """Each commit may lead to another session of the pooler."""
+    """After each commit the pooler may use another session."""
     with pooler(shared.dsn, connections=3) as dsn, contextlib.ExitStack() as stack:
         clients = [stack.enter_context(psycopg.connect(dsn)) for _ in range(6)]
         for number in range(20):
@@ -50,7 +50,7 @@ def test_a_connection_of_ones_own_prepares(shared: Database, group: str) -> None
 def test_a_wait_leaves_no_listen_behind(
     shared: Database, group: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """LISTEN on one session of the pooler, UNLISTEN on another: the first one would listen for ever."""
+    """After LISTEN in one session of the pooler and UNLISTEN in another, the first would listen for ever."""
     listens = "select count(*) from pg_listening_channels()"
     with pooler(shared.dsn, connections=2) as dsn, contextlib.ExitStack() as stack:
         waiter, other, third = (stack.enter_context(psycopg.connect(dsn)) for _ in range(3))

@@ -39,7 +39,7 @@ class Worker:
         self._finish(id, attempt, outcome, result, error)
 
     def pop(self, id: int) -> int:
-        """Pop until this task comes; those before it succeed. Returns the attempt."""
+        """Pop until this task comes, and let those before it succeed. Return its attempt."""
         pop: LiteralString = "select t.id, t.attempt from fairq.pop_tasks('default', 1, %s) t"
         while True:
             found = self.conn.execute(pop, [self.id]).fetchone()
@@ -178,7 +178,7 @@ def test_a_waiting_thread_gets_a_result_that_comes_later(
 def test_a_notification_ends_the_wait(
     shared: Database, taker: Worker, group: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """HR14: with pauses of an hour nothing else could."""
+    """HR14: with pauses of an hour only a notification can."""
     monkeypatch.setattr(results, "FIRST_PAUSE", 3600.0)
     monkeypatch.setattr(results, "LONGEST_PAUSE", 3600.0)
     listening = threading.Event()
@@ -252,7 +252,7 @@ def test_any_end_is_announced_with_or_without_a_result(
     end: Callable[[Worker, int], None],
     outcome: str,
 ) -> None:
-    """With pauses of an hour nothing else could end the wait."""
+    """With pauses of an hour only a notification can end the wait."""
     monkeypatch.setattr(results, "FIRST_PAUSE", 3600.0)
     monkeypatch.setattr(results, "LONGEST_PAUSE", 3600.0)
     listening = threading.Event()
@@ -286,7 +286,7 @@ def test_a_long_wait_renews_its_watch(
 
 
 def test_ends_that_nobody_watches_are_not_announced(shared: Database, taker: Worker, group: str) -> None:
-    """NOTIFY takes a lock that every commit of the database with a NOTIFY waits for."""
+    """NOTIFY takes a lock for which all commits with a NOTIFY in the database wait."""
     conn = shared.connect(autocommit=True)
     conn.execute("listen fairq_done")
     quiet, late, watched = (fairq.enqueue(conn, group) for _ in range(3))
@@ -321,7 +321,7 @@ def test_who_may_not_watch_polls(shared: Database, taker: Worker, group: str) ->
 def test_an_application_that_listens_keeps_its_notifications(
     shared: Database, taker: Worker, group: str
 ) -> None:
-    """Then the wait polls: what arrives belongs to the application."""
+    """Then the wait polls, because the notifications belong to the application."""
     conn = shared.connect(autocommit=True)
     conn.execute("listen mine")
     id = fairq.enqueue(conn, group)
@@ -353,7 +353,7 @@ def test_an_id_that_nobody_has_is_an_error_and_no_wait(db: psycopg.Connection[An
 
 
 def test_a_wait_within_the_transaction_that_enqueued_is_refused(opened: Opened, group: str) -> None:
-    """It could never end: the task is not there for anybody else."""
+    """It could never end, because nobody else can see the task."""
     id = opened.finish(fairq.enqueue(opened.conn, group))
     with pytest.raises(fairq.InTransaction):
         opened.finish(fairq.result(opened.conn, id))
@@ -372,7 +372,7 @@ def test_a_wait_under_a_snapshot_that_stands_still_is_refused(opened: Opened, gr
 def test_repeatable_read_as_default_of_the_session_is_no_hindrance_in_autocommit(
     shared: Database, taker: Worker, group: str
 ) -> None:
-    """Each look has a snapshot of its own there."""
+    """There each look has its own snapshot."""
     conn = shared.connect(autocommit=True)
     conn.execute("set default_transaction_isolation = 'repeatable read'")
     id = fairq.enqueue(conn, group)
@@ -382,7 +382,7 @@ def test_repeatable_read_as_default_of_the_session_is_no_hindrance_in_autocommit
 
 
 def test_a_look_costs_no_scan_of_the_history(database: Database) -> None:
-    """By the index on ids, also in the plan of a prepared statement, and on each day that holds anything."""
+    """By the index on ids, also in a prepared statement's plan, in every day's partition with rows."""
     conn = database.connect()
     conn.execute(
         """

@@ -1,4 +1,4 @@
-"""The roles of sql/grants.sql are enough for what they are meant for, and for no more."""
+"""The roles of sql/grants.sql allow what they are meant for, and no more."""
 
 from typing import Any, LiteralString
 
@@ -44,7 +44,7 @@ def test_an_application_may_not_pop_nor_read_payloads(db: psycopg.Connection[Any
 
 
 def test_a_worker_ends_a_task_in_a_transaction_of_its_own(db: psycopg.Connection[Any]) -> None:
-    """`finish_in` needs no more than the worker itself."""
+    """`finish_in` needs no more rights than the worker."""
     own = fairq.App()
 
     @own.task

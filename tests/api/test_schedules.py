@@ -1,4 +1,4 @@
-"""Schedules in Python: what a rule means, and what an app declares."""
+"""Schedules in Python: rules, and what an app declares."""
 
 import json
 import re
@@ -36,7 +36,7 @@ def test_awkward_dates_fire_as_the_page_says(rule: str, zone: str, start: str, e
 def test_the_next_tick_depends_on_nothing_but_the_time(
     rule: str, zone: str, start: str, expected: str
 ) -> None:
-    """Whoever plans, and wherever he begins: the same ticks."""
+    """All planners get the same ticks, wherever they begin."""
     after = datetime.fromisoformat(start).replace(tzinfo=ZoneInfo(zone)).astimezone(UTC)
     ticks = fairq.preview_schedule(rule, time_zone=zone, count=80, after=after)
     for minutes in range(0, 26 * 60, 25):

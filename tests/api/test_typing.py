@@ -1,4 +1,4 @@
-"""What a type checker sees: the right answer for each connection, and mistakes before they run."""
+"""Type checkers see the right answer for each connection, and report mistakes."""
 
 import importlib.util
 import json

@@ -1,4 +1,4 @@
-"""Data for plan contracts: many tasks by few statements, in every state that statistics can be in."""
+"""Data for plan contracts: many tasks by few statements, with every state of statistics."""
 
 import os
 from typing import Any
@@ -56,7 +56,7 @@ def fill(
     scheduled: bool = False,
     expiring: bool = False,
 ) -> None:
-    """Many waiting tasks and the rings that announce them, as create_tasks writes them: set by set."""
+    """Many waiting tasks and their rings, as create_tasks writes them, set by set."""
     conn.execute(
         FILL,
         {

@@ -58,7 +58,7 @@ def rows(conn: Conn, query: str) -> list[tuple[Any, ...]]:
 
 
 def test_every_key_and_index_starts_with_the_shard(db: Conn) -> None:
-    """So that spreading the tables over machines stays a matter of configuration."""
+    """So that distributing the tables over machines stays a matter of configuration."""
     found = rows(
         db,
         """
@@ -190,7 +190,7 @@ def test_every_use_of_a_sharded_table_names_the_shard(name: str, db: Conn) -> No
 
 
 def test_each_public_function_has_a_file_and_there_are_no_overloads(db: Conn) -> None:
-    """STYLE 3: with a second function of the same name old calls become ambiguous."""
+    """STYLE 3: a second function of the same name would make old calls ambiguous."""
     names = [function["name"] for function in functions(db)]
     assert len(names) == len(set(names))
     homes = {
@@ -206,7 +206,7 @@ def test_each_public_function_has_a_file_and_there_are_no_overloads(db: Conn) ->
 
 
 def test_every_function_says_what_it_is_for(db: Conn) -> None:
-    """In its file, above it; public functions in the database, too, where `\\df+` shows it."""
+    """Above it in its file; for public functions also in the database, where `\\df+` shows it."""
     assert len(HEADS) > 50
     assert [name for name, head in HEADS.items() if not head] == []
     commented = {function["name"] for function in functions(db) if function["comment"]}
@@ -214,7 +214,7 @@ def test_every_function_says_what_it_is_for(db: Conn) -> None:
 
 
 def test_public_functions_run_with_the_rights_of_the_owner_and_no_others(db: Conn) -> None:
-    """So a role needs no right to a table; and what is private cannot be reached by its caller's name."""
+    """So roles need no rights to tables, and callers' names cannot redirect private calls."""
     definers = [function["name"] for function in functions(db) if function["definer"]]
     assert definers == public_names()
 
@@ -231,7 +231,7 @@ def test_every_function_pins_its_search_path_or_is_made_to_be_inlined(db: Conn) 
 
 
 def test_nothing_is_compiled_for_a_single_call(db: Conn) -> None:
-    """Costs that are estimated without statistics start the compiler: it takes seconds, and the call none."""
+    """Costs estimated without statistics would start the JIT compiler, which takes seconds."""
     public = [f for f in functions(db) if not f["name"].startswith("_") and f["language"] == "plpgsql"]
     assert {f["name"] for f in public if "jit=off" not in f["settings"]} == set()
 
@@ -394,7 +394,7 @@ def test_every_column_says_what_it_means_by_its_name_or_a_comment(db: Conn) -> N
 
 
 def test_constraints_say_what_they_guarantee(db: Conn) -> None:
-    """STYLE 2: a name of one's own, not the generated one."""
+    """STYLE 2: each has a chosen name, not a generated one."""
     assert not rows(
         db,
         r"""

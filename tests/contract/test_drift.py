@@ -1,4 +1,4 @@
-"""The guard of every change to the schema: the migrations build exactly what `sql/` describes."""
+"""The migrations build exactly what `sql/` describes."""
 
 import shutil
 from pathlib import Path
@@ -15,7 +15,7 @@ from tools import freeze
 
 
 def drift(database: Database) -> list[str]:
-    """How a database that all migrations have built differs from one loaded from `sql/`."""
+    """The differences between a database built by all migrations and one loaded from `sql/`."""
     conn = database.connect(autocommit=True)
     install.load_sql(conn)
     loaded = catalog(conn)
@@ -39,7 +39,7 @@ def test_a_migrated_database_equals_one_loaded_from_sql(empty_database: Database
 
 @pytest.fixture
 def released(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A copy of `sql/` that has been released, in force in this process."""
+    """A copy of `sql/` that has been released, used by this process."""
     shutil.copytree(install.sql_dir(), tmp_path / "sql")
     (tmp_path / "migrations").mkdir()
     monkeypatch.setattr(install, "sql_dir", lambda: tmp_path / "sql")
@@ -49,7 +49,7 @@ def released(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_change_of_sql_after_a_release_needs_its_delta(released: Path, empty_database: Database) -> None:
-    """From the release on, the initial revision is what it was; what is missing in the deltas is named."""
+    """After the release the initial revision does not change, and what the deltas lack is reported."""
     assert drift(empty_database) == []
     table = released / "sql/schema/030_tables.sql"
     table.write_text(table.read_text() + "\nalter table fairq.groups add column notes text;\n")

@@ -35,7 +35,7 @@ WISH = "select fairq.cancel_task(w.id) from unnest(%s::bigint[]) w(id)"
 
 @dataclass
 class Queue:
-    """A session that plays application and worker."""
+    """A session that acts as application and worker."""
 
     conn: Conn
     worker: int = 0
@@ -63,7 +63,7 @@ class Queue:
 
 @dataclass(frozen=True)
 class Load:
-    """What the churn consists of."""
+    """The churn."""
 
     group: Groups
     priorities: tuple[int, ...] = (0,)
@@ -111,7 +111,7 @@ def turn(queue: Queue, load: Load, size: int) -> None:
 
 
 def settle(queue: Queue) -> None:
-    """Maintenance has caught up."""
+    """Run the upkeep until it has caught up."""
     for _ in range(1000):
         row = queue.conn.execute("select fairq.maintain() - 'promoted'").fetchone()
         assert row is not None

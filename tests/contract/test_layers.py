@@ -1,4 +1,4 @@
-"""What each part of the package may touch: what it imports, and who sends SQL. ARCHITECTURE.md draws it."""
+"""What each part of the package may import, and which modules send SQL. See ARCHITECTURE.md."""
 
 import ast
 import re
@@ -128,7 +128,7 @@ def test_only_these_modules_send_statements() -> None:
 
 
 def test_a_worker_names_no_table_of_the_engine() -> None:
-    """It calls functions, through `fairq.queries`: tables may change without it."""
+    """It calls functions through `fairq.queries`, so tables may change independently."""
     tables = re.findall(r"^create table fairq\.(\w+)", _tables(), re.MULTILINE)
     assert len(tables) > 10
     named = re.compile(rf"\b(?:from|join|into|update|truncate) fairq\.(?:{'|'.join(tables)})\b(?! import)")

@@ -1,4 +1,4 @@
-"""Every statement of the pages is one that PostgreSQL understands: functions, arguments and columns exist."""
+"""PostgreSQL understands every statement of the pages: functions, arguments and columns exist."""
 
 import re
 
@@ -13,7 +13,7 @@ FOREIGN = re.compile(r"rebalance_table_shards|\binto orders\b")
 
 
 def statements() -> list[tuple[str, str]]:
-    """With the name of their page. Values that psql puts in are numbers."""
+    """Statements with their page's name; psql's variables become numbers."""
     found = []
     for page in PAGES:
         for block in re.findall(r"^```sql.*?\n(.*?)^```", page.read_text("utf-8"), re.MULTILINE | re.DOTALL):

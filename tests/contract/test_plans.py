@@ -85,7 +85,7 @@ def clone(server: TestServer, source: str) -> Iterator[str]:
 
 
 def use_mode(conn: Conn, mode: str) -> None:
-    """Every function plans in this mode, also those that ask for another."""
+    """All functions plan in this mode, even those that set another."""
     signatures = conn.execute(
         """
         select p.oid::regprocedure::text from pg_proc p
@@ -125,7 +125,7 @@ def auto_explain(server: TestServer, template: str) -> None:
 
 @pytest.fixture(scope="module", params=GROUPS, ids=lambda groups: f"{groups} groups")
 def filled(request: pytest.FixtureRequest, server: TestServer, template: str) -> Iterator[tuple[str, int]]:
-    """A database with all tasks waiting, their rings not heard, nothing analyzed; and how many groups."""
+    """A database with all tasks waiting, no ring heard, nothing analyzed; and the number of groups."""
     with clone(server, template) as name:
         with psycopg.connect(server.dsn(name), autocommit=True) as conn:
             no_autovacuum(conn)
@@ -158,7 +158,7 @@ def one_turn(conn: Conn) -> None:
 def prepared(
     server: TestServer, template: str, filled: tuple[str, int], statistics: str, mode: str
 ) -> Iterator[Conn]:
-    """A session on a database whose statistics are of that kind."""
+    """A session on a database with that kind of statistics."""
     source, groups = filled
     with (
         clone(server, template if statistics in ("empty", "cached") else source) as name,
@@ -208,7 +208,7 @@ class Step:
 
 
 class Session:
-    """What the steps hand to each other: the worker and the tasks it holds."""
+    """The state between steps: the worker and its tasks."""
 
     def __init__(self, conn: Conn) -> None:
         self.conn = conn
@@ -234,7 +234,7 @@ class Session:
         self.run("reset fairq.now")
 
     def lose(self) -> None:
-        """The worker falls silent, and maintenance finds out."""
+        """The worker falls silent, and the upkeep notices."""
         self.travel("2 hours")
         self.run("select fairq.maintain()")
         self.run("reset fairq.now")
@@ -521,7 +521,7 @@ ELSEWHERE = {
 
 @pytest.mark.usefixtures("one_shard")
 def test_every_index_serves_a_statement(database: Database) -> None:
-    """An index that nothing reads costs every insert."""
+    """An unused index costs every insert."""
     conn = database.connect(autocommit=True)
     analyze(conn)
     for statement in LIFE.strip().rstrip(";").split(";\n"):

@@ -1,4 +1,4 @@
-"""docs/reference/requirements.md explains every id that tests cite, and lists none that no test shows."""
+"""docs/reference/requirements.md explains exactly the ids that tests cite."""
 
 import re
 

@@ -76,7 +76,7 @@ def key_of(conn: Conn, shard: int) -> str:
 
 
 def touched(conn: Conn, query: str, *params: Any) -> set[int]:
-    """Run it in a transaction; the shards whose partitions it locked in any way."""
+    """Run it in a transaction, and return the shards whose partitions it locked in any way."""
     with conn.transaction():
         if one(conn, "select to_regproc('stops.pass') is not null"):
             conn.execute("select stops.pass('begin')")
@@ -164,7 +164,7 @@ def test_the_layout_is_what_this_test_says_it_is(conn: Conn) -> None:
 
 
 def test_a_call_without_a_shard_goes_through_all_of_them(conn: Conn) -> None:
-    """One database, several shards: nothing is out of reach for those who do not care."""
+    """One database, several shards: callers that do not name shards reach everything."""
     worker = register(conn)
     created = []
     for shard in range(SHARDS):

@@ -1,4 +1,4 @@
-"""The pages of docs/reference/sql: complete, and their SQL was really run."""
+"""The pages of docs/reference/sql are complete, and their SQL was really run."""
 
 import os
 import re
@@ -135,7 +135,7 @@ def settings_of(text: str) -> list[tuple[str, str, str]]:
 def test_pages_list_settings_as_the_engine_has_them(
     db: psycopg.Connection[Any], table: str, name: str
 ) -> None:
-    """The columns that a configure_… function knows and Python, with their types and defaults."""
+    """The columns of a configure_… function that Python knows, too, with types and defaults."""
     rows = settings_of(page(name))
     known = list(options_of(getattr(policies, f"{name.removeprefix('configure_').title()}Settings")))
     columns = db.execute(

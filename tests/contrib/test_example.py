@@ -47,7 +47,7 @@ def test_alices_page_is_read_at_once(empty_database: Database) -> None:
 
 
 def test_the_page_shows_the_example() -> None:
-    """Whatever it shows of a file is in that file, line by line."""
+    """All that it shows of a file is in that file, line by line."""
     text = PAGE.read_text("utf-8")
     shown = [block.split("\n", 1) for block in text.split("```python title=")[1:]]
     assert {name for name, _ in shown} == {"settings.py", "pages/tasks.py", "pages/tests.py"}

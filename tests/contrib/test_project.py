@@ -1,4 +1,4 @@
-"""A Django project with fairq in it: its tests pass in Django's own runner, on each stack."""
+"""A Django project with fairq: its tests pass in Django's own runner, on each stack."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""What docs/explanation/the-fairness-bound.md states, on the served order of a real queue."""
+"""The statements of docs/explanation/the-fairness-bound.md, tested on a real queue's order."""
 
 import itertools
 import random

@@ -1,4 +1,4 @@
-"""`fairq demo` from the outside: a process that shows, draws, and leaves nothing behind."""
+"""`fairq demo` as a process that shows, draws, and leaves nothing behind."""
 
 import fcntl
 import os
@@ -26,7 +26,7 @@ TINY = ("--tasks", "300", "--tenants", "4", "--slots", "8")
 
 @contextmanager
 def fairq_demo(folder: Path, *arguments: str, **variables: str) -> Iterator["subprocess.Popen[str]"]:
-    """The command in a folder of its own, with a home of its own; killed at the end if it still runs."""
+    """Run the command in its own folder and home; it is killed at the end if it still runs."""
     home = folder / "home"
     home.mkdir(exist_ok=True)
     env = {k: v for k, v in os.environ.items() if k not in ("FAIRQ_DSN", "DATABASE_URL", "MPLCONFIGDIR")}
@@ -49,7 +49,7 @@ def fairq_demo(folder: Path, *arguments: str, **variables: str) -> Iterator["sub
 
 
 def png_size(path: Path) -> tuple[int, int]:
-    """Width and height, of a file that is whole: signature, header first, end last."""
+    """Width and height of a complete file: signature, header first, end last."""
     data = path.read_bytes()
     assert data.startswith(b"\x89PNG\r\n\x1a\n\x00\x00\x00\rIHDR")
     assert data.endswith(b"IEND\xaeB`\x82")
@@ -69,7 +69,7 @@ def postmaster_of(folder: Path) -> int:
 
 
 def read_until(process: "subprocess.Popen[str]", pattern: str) -> str:
-    """The output up to a line with that pattern."""
+    """The output up to a line that matches the pattern."""
     assert process.stdout is not None
     text = ""
     while not re.search(pattern, text):
@@ -80,7 +80,7 @@ def read_until(process: "subprocess.Popen[str]", pattern: str) -> str:
 
 
 def test_it_prints_a_table_and_draws_a_picture_twice_in_a_row(tmp_path: Path) -> None:
-    """The second run uses the same data folder. Neither leaves a process, nor a file elsewhere."""
+    """The second run uses the same data folder. Neither leaves a process, or a file elsewhere."""
     picture = tmp_path / "demo-output" / "fairness.png"
     for _ in range(2):
         picture.unlink(missing_ok=True)
@@ -200,7 +200,7 @@ def test_a_second_demo_in_the_same_folder_is_refused(tmp_path: Path) -> None:
 
 
 def exists(database: Database, said: str) -> bool:
-    """Whether the database that the demo speaks of is there."""
+    """Whether the database that the demo names exists."""
     (name,) = re.findall(r"fairq_demo_\w+", said)
     conn = database.connect(autocommit=True)
     return conn.execute("select 1 from pg_database where datname = %s", (name,)).fetchone() is not None
@@ -223,7 +223,7 @@ def test_on_a_server_that_is_named_it_makes_a_database_and_drops_it(
 def test_stopped_on_a_server_that_is_named_it_drops_its_database_too(
     empty_database: Database, tmp_path: Path
 ) -> None:
-    """fairq need not be installed there."""
+    """fairq need not be installed in that database."""
     with fairq_demo(tmp_path, "--tasks", "20000", "--dsn", empty_database.dsn) as process:
         said = read_until(process, r"[1-9]\d* of [\d,]+ started.*\|")
         process.terminate()
@@ -242,7 +242,7 @@ def test_a_role_that_may_not_make_databases_is_told(database: Database, tmp_path
 
 
 def test_a_database_named_by_a_variable_is_not_used(tmp_path: Path) -> None:
-    """Nobody who types `make demo` means the database of his application."""
+    """Nobody who types `make demo` means their application's database."""
     nowhere = "postgresql://bob:s3cr3t@127.0.0.1:1/shop?connect_timeout=2"
     with fairq_demo(tmp_path, *TINY, FAIRQ_DSN=nowhere) as process:
         out, err = process.communicate(timeout=120)

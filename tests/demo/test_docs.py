@@ -1,4 +1,4 @@
-"""The README and the pages about SQL and the demo: their examples run, and their links lead somewhere."""
+"""The README and the pages about SQL and the demo: their examples run, and their links work."""
 
 import os
 import re
@@ -34,7 +34,7 @@ def without_code(page: Path) -> str:
 
 
 def anchors(page: Path) -> set[str]:
-    """What links within a page may name: its headings as GitHub spells them."""
+    """The targets of links within a page: its headings, as GitHub spells them."""
     headings = re.findall(r"^#+ (.+)$", without_code(page), re.MULTILINE)
     bare = [re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading) for heading in headings]
     return {re.sub(r"[^\w\- ]", "", each.strip().lower()).replace(" ", "-") for each in bare}
@@ -42,7 +42,7 @@ def anchors(page: Path) -> set[str]:
 
 @pytest.fixture(scope="module")
 def psql() -> str:
-    """The psql beside the server's programs, or the one of the system."""
+    """The psql beside the server's programs, or the system's."""
     beside = embedded.find_binaries().bin_dir / "psql"
     found = str(beside) if beside.exists() else shutil.which("psql")
     if found is None:
@@ -60,7 +60,7 @@ def run_psql(psql: str, dsn: str, text: str) -> str:
 
 @shows_one_shard
 def test_the_sql_tutorial_runs_in_psql_and_answers_what_it_says(psql: str, database: Database) -> None:
-    """A consumer needs nothing but psql."""
+    """A consumer needs only psql."""
     answers = run_psql(psql, database.dsn, "\n".join(blocks(TUTORIAL, "sql")))
     position = 0
     for expected in blocks(TUTORIAL, "text"):
@@ -140,7 +140,7 @@ def test_the_index_lists_every_page_once() -> None:
 
 @shows_one_shard
 def test_the_python_of_the_readme_runs(database: Database, tmp_path: Path) -> None:
-    """Three programs: enqueue, declare, enqueue what was declared. Then the worker runs all of it."""
+    """Three programs enqueue, declare, and enqueue declared tasks. Then the worker runs all of them."""
     env = {**os.environ, "FAIRQ_DSN": database.dsn, "PYTHONPATH": f"{tmp_path}:{ROOT}"}
 
     def run(*arguments: str) -> str:

@@ -39,7 +39,7 @@ def test_every_task_is_served_once_and_written_to_the_history(
 
 
 def test_fifo_serves_alice_after_all_of_bob_and_fairq_serves_her_next(conn: psycopg.Connection[Any]) -> None:
-    """I6: what the demo shows, without a clock."""
+    """I6: what the demo shows, tested without a clock."""
     order: dict[str, list[str]] = {}
     bob, alice = neighbours(conn, "bob", "alice")
     for engine in set_up(conn, 1):

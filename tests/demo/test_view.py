@@ -1,4 +1,4 @@
-"""What the demo shows, at any size of terminal."""
+"""The demo's view, on terminals of any size."""
 
 import io
 
@@ -53,7 +53,7 @@ def test_waits_are_written_as_people_read_them(seconds: float | None, text: str)
 
 
 def test_tasks_that_still_wait_count_with_their_age() -> None:
-    """A queue must not look good because the tasks that wait longest have not been served yet."""
+    """A queue must not look good just because the longest waiting tasks have not been served yet."""
     fifo, fair = two_sides(plan(1000, 3, 4))
     alice = fifo.tenants[1]
     assert (alice.arrived, alice.started, alice.waiting) == (2, 0, 2)

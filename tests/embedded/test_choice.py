@@ -1,4 +1,4 @@
-"""Which server a test run uses, and that it says so."""
+"""Which server a test run uses, and says that it uses."""
 
 import os
 import socketserver
@@ -66,7 +66,7 @@ def test_the_database_of_a_dsn_can_be_changed_in_both_notations(dsn: str, change
 
 
 class _Daemon(BaseHTTPRequestHandler):
-    """As much of Docker's API as a client asks to see whether somebody is there."""
+    """The part of Docker's API that a client uses to see whether a daemon answers."""
 
     status = 200
 

@@ -1,4 +1,4 @@
-"""Folders that are taken or out of bounds: clear errors, and nothing of others is touched."""
+"""Folders that are in use or not allowed: errors are clear, and nothing of others is touched."""
 
 import os
 import signal
@@ -53,7 +53,7 @@ def test_a_server_that_lost_its_program_and_its_keeper_still_guards_its_folder(h
 
 
 def test_a_pid_file_that_survived_a_power_cut_does_not_matter(home: Path, ask: Ask) -> None:
-    """Its number belongs to another process by now: here, to this one."""
+    """By now its process id belongs to another process, here to this one."""
     embedded.start(home).close()
     (home / "pgdata/postmaster.pid").write_text(
         f"{os.getpid()}\n/somewhere\n0\n5432\n/nowhere\n\n  1 2\nready\n"

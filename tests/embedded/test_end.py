@@ -1,4 +1,4 @@
-"""However the starting program ends, its server ends too, and nothing temporary stays behind."""
+"""However the starting program ends, its server ends too, and no temporary files are left."""
 
 import os
 import signal
@@ -106,7 +106,7 @@ def test_a_program_killed_during_initdb_leaves_nothing(open_folder: Path) -> Non
 
 
 def test_control_c_reaches_the_program_and_not_the_server(ask: Ask) -> None:
-    """The terminal signals its whole process group; the server must live until its program has tidied up."""
+    """The terminal signals the whole process group, but the server must live until its program has ended."""
     with program(STARTER, "", "tidies up") as process:
         about = read_json(process)
         os.killpg(process.pid, signal.SIGINT)
@@ -125,7 +125,7 @@ def test_a_keeper_that_is_told_to_end_stops_the_server_first() -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_a_keeper_rests_while_its_server_is_stopped(ask: Ask) -> None:
-    """A stopped program wakes it once, and must not keep it awake."""
+    """A suspended program wakes it once, and must not keep it awake."""
     with embedded.start() as server:
         assert server._keeper is not None
         os.kill(server.pid, signal.SIGSTOP)

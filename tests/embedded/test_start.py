@@ -1,4 +1,4 @@
-"""Start, stop and restart: what an embedded server promises while its program lives."""
+"""Start, stop and restart of an embedded server."""
 
 import os
 import signal

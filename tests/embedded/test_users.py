@@ -1,4 +1,4 @@
-"""Root runs the server as `nobody`, an ordinary user as himself; nobody's folders change their modes."""
+"""Root runs the server as `nobody`, other users as themselves, and no folder changes its mode."""
 
 import os
 import pwd
@@ -24,7 +24,7 @@ def owner(path: Path) -> str:
 
 @pytest.fixture
 def closed(tmp_path: Path) -> Path:
-    """A folder that only its owner may enter, as root's home is."""
+    """A folder that only its owner may enter, like root's home."""
     folder = tmp_path / "closed"
     folder.mkdir(mode=0o700)
     return folder

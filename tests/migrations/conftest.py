@@ -1,4 +1,4 @@
-"""Fixtures for migrations: a history longer than the one that fairq has today, and processes that migrate."""
+"""Fixtures for migrations: a longer history than fairq has today, and processes that migrate."""
 
 import os
 import shutil
@@ -71,7 +71,7 @@ for child in children:
 
 @dataclass(frozen=True)
 class History:
-    """fairq some releases later: a frozen initial revision, two deltas, and `sql/` as it is after them."""
+    """fairq some releases later: a frozen initial revision, two deltas, and the `sql/` after them."""
 
     folder: Path
     ids: tuple[str, ...] = ("fairq_0001", "fairq_0002", "fairq_0003")
@@ -110,7 +110,7 @@ def _start(*arguments: str, **environment: str) -> "subprocess.Popen[str]":
 
 @pytest.fixture
 def unreleased(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A copy of `sql/`, and no migrations, in force in this process: as before the first release."""
+    """A copy of `sql/` without migrations, as before the first release, used by this process."""
     shutil.copytree(install.sql_dir(), tmp_path / "sql")
     (tmp_path / "migrations").mkdir()
     monkeypatch.setattr(install, "sql_dir", lambda: tmp_path / "sql")
@@ -128,7 +128,7 @@ def released(unreleased: Path) -> Path:
 
 @pytest.fixture
 def history(released: Path) -> History:
-    """The longer history, in force in this process."""
+    """The longer history, used by this process."""
     for stem, (change, rest, down) in EXTRA.items():
         (released / "migrations" / f"{stem}.up.sql").write_text(change + rest, "utf-8")
         (released / "migrations" / f"{stem}.down.sql").write_text(down, "utf-8")

@@ -1,4 +1,4 @@
-"""What a release freezes, and the tool that does it."""
+"""What a release freezes, and the tool for it."""
 
 from pathlib import Path
 
@@ -34,7 +34,7 @@ def test_before_a_release_there_are_no_deltas(unreleased: Path) -> None:
 
 
 def test_a_release_keeps_the_engine_as_it_was(released: Path, empty_database: Database) -> None:
-    """From then on the initial revision does not follow `sql/`, and can be installed and taken out again."""
+    """From then on the initial revision does not follow `sql/`, and can still be installed and removed."""
     conn = empty_database.connect(autocommit=True)
     install.migrate(empty_database.dsn)
     at_release = catalog(conn)
@@ -68,7 +68,7 @@ def test_a_new_revision_gets_the_next_number_and_the_files_of_its_change(release
 
 
 def test_files_are_loaded_in_order(unreleased: Path) -> None:
-    """Tables, then the rooms in the order of a task's life; who may do what comes when all is there."""
+    """Tables, then the rooms in the order of a task's life, and the grants last."""
     files = [str(file.relative_to(unreleased / "sql")) for file in install.sql_files()]
     rooms = list(dict.fromkeys(name.split("/")[0] for name in files))
     assert rooms == [*install.ROOMS, *install.LAST]
@@ -91,7 +91,7 @@ def test_no_file_of_the_engine_is_left_out() -> None:
 
 
 def test_the_engine_is_ascii() -> None:
-    """So it can be loaded into a database of any encoding, over a connection of any other."""
+    """So it loads into a database of any encoding, over a connection of any encoding."""
     for file in (*install.sql_files(), *install.migrations_dir().glob("*.sql")):
         assert [line for line in file.read_text("utf-8").splitlines() if not line.isascii()] == [], file.name
 

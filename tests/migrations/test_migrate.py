@@ -32,7 +32,7 @@ def assert_same(one: psycopg.Connection[Any], before: dict[str, dict[str, str]])
 
 
 def test_each_revision_goes_up_and_down_and_up_again(history: History, empty_database: Database) -> None:
-    """By catalogue: down leaves what was there before, and up again builds the same again."""
+    """By catalogue: a downgrade restores what was there before, and an upgrade builds the same again."""
     conn = empty_database.connect(autocommit=True)
     assert len(history.ids) == 3
     for before, here in zip(["base", *history.ids], history.ids, strict=False):
@@ -63,7 +63,7 @@ def test_migrating_twice_does_nothing_the_second_time(history: History, empty_da
 
 
 def test_a_database_that_is_up_to_date_is_not_locked(history: History, empty_database: Database) -> None:
-    """Every container of a deployment may call it at its start, and none of them waits."""
+    """Every container of a deployment may call it when it starts, and none of them waits."""
     install.migrate(empty_database.dsn)
     holder = empty_database.connect()
     holder.execute("select pg_advisory_xact_lock(%s)", (install.LOCK_KEY,))
@@ -113,7 +113,7 @@ def test_a_mistake_in_a_file_names_the_file(history: History, empty_database: Da
 
 
 def test_a_step_that_fails_leaves_the_version_before_it(history: History, empty_database: Database) -> None:
-    """Each step is a transaction of its own: what came before stays, the failed one leaves nothing."""
+    """Each step is its own transaction: earlier steps stay, and the failed one leaves nothing."""
     install.migrate(empty_database.dsn, to="1")
     history.file("0003_*.up.sql").write_text("create table fairq.half (id int);\nselect 1 / 0;\n")
     with pytest.raises(psycopg.errors.DivisionByZero):
@@ -130,7 +130,7 @@ def test_a_step_that_fails_leaves_the_version_before_it(history: History, empty_
 def test_twenty_at_once_do_no_harm(
     history: History, empty_database: Database, at: str, steps: list[str]
 ) -> None:
-    """Processes, all held back until every one of them waits for the same lock."""
+    """Processes that are held back until all of them wait for the same lock."""
     install.migrate(empty_database.dsn, to=at)
     gate = empty_database.connect()
     gate.execute("select pg_advisory_xact_lock(%s)", (install.LOCK_KEY,))
@@ -207,7 +207,7 @@ def test_threads_that_migrate_different_databases_do_not_disturb_each_other(
 def test_behind_a_lock_it_steps_aside_again_and_again_until_the_lock_is_free(
     history: History, empty_database: Database
 ) -> None:
-    """Others get through to the table while the migration would like to have it for itself."""
+    """Others can use the table while the migration waits to lock it."""
     install.migrate(empty_database.dsn, to="1")
     holder = empty_database.connect(application_name=HOLDER)
     holder.execute("select count(*) from fairq.groups")
@@ -269,7 +269,7 @@ def test_a_prepared_transaction_that_holds_the_lock_is_named(
 
 
 def test_a_deadlock_is_tried_again(history: History, empty_database: Database) -> None:
-    """The migration may be the one that the server picks; the application's transaction goes on then."""
+    """The server may choose the migration as victim; then the application's transaction goes on."""
     install.migrate(empty_database.dsn, to="1")
     up = history.file("0002_*.up.sql")
     up.write_text("lock table fairq.tasks;\nlock table fairq.groups;\n" + up.read_text("utf-8"), "utf-8")
@@ -348,7 +348,7 @@ PREPARED = [
 
 
 def test_a_role_without_rights_migrates_what_an_administrator_has_prepared() -> None:
-    """Exactly what docs/how-to/migrate.md asks for. Roles are the server's, so it needs one of its own."""
+    """Exactly what docs/how-to/migrate.md asks for. Needs its own server, because it makes roles."""
     page = (Path(__file__).parents[2] / "docs/how-to/migrate.md").read_text("utf-8")
     with private_server(load=False) as server:
         admin = psycopg.connect(server.dsn("fairq"), autocommit=True)

@@ -1,4 +1,4 @@
-"""Migrations through PgBouncer in transaction mode, where a session belongs to nobody."""
+"""Migrations through PgBouncer in transaction mode, where sessions are shared."""
 
 import psycopg
 import pytest
@@ -44,7 +44,7 @@ def test_many_take_turns_through_one_connection(history: History, empty_database
 def test_behind_a_pooler_the_holder_of_a_lock_is_named_as_well(
     history: History, empty_database: Database
 ) -> None:
-    """It looks through the one connection that there is, between two tries."""
+    """It asks through the only connection, between two tries."""
     install.migrate(empty_database.dsn, to="1")
     holder = empty_database.connect()
     holder.execute("select count(*) from fairq.groups")

@@ -35,7 +35,7 @@ def test_a_delta_has_a_way_back_and_a_head_that_tells_an_operator_what_to_expect
 
 @pytest.mark.parametrize("direction", ["up", "down"])
 def test_a_revision_does_not_end_the_transaction(direction: install.Direction) -> None:
-    """A step is one transaction, and it belongs to the runner: ours, or a user's own Alembic tree."""
+    """A step is one transaction, which belongs to its runner: fairq, or a user's own Alembic tree."""
     for revision in install.revisions():
         for _, part in revision.parts(direction):
             text = re.sub(r"(\$\w*\$).*?\1", "", part, flags=re.DOTALL)
@@ -125,7 +125,7 @@ def test_a_database_behind_the_code_is_refused() -> None:
 
 @pytest.mark.parametrize("oldest", ["fairq_0001", "fairq_0005"])
 def test_a_newer_database_that_still_fits_older_code_may_be_worked_with(oldest: str) -> None:
-    """So that a deployment may migrate first and replace the workers one by one."""
+    """So that a deployment can migrate first and then replace the workers one by one."""
     assert install.judge(("fairq_0009", oldest), FIVE) == "fairq_0009"
 
 

@@ -1,4 +1,4 @@
-"""fairq inside a user's own Alembic tree: as a branch of it, and called from one of its revisions."""
+"""fairq inside a user's own Alembic tree: as a branch, and called from a revision."""
 
 import asyncio
 import io
@@ -119,7 +119,7 @@ class Tree:
 
 @pytest.fixture
 def branch(history: History, tmp_path: Path) -> Tree:
-    """A tree with a revision of its own, one that needs fairq, and a branch for fairq's."""
+    """A tree with an own revision, one that needs fairq, and a branch for fairq's."""
     tree = Tree(tmp_path / "app")
     for before, id in zip([None, *history.ids], history.ids, strict=False):
         tree.add_fairq(id, before)
@@ -131,7 +131,7 @@ def branch(history: History, tmp_path: Path) -> Tree:
 
 @pytest.fixture
 def caller(history: History, tmp_path: Path) -> Tree:
-    """A tree whose own revisions call fairq, with operations of their own before and after."""
+    """A tree whose revisions call fairq, with their own operations before and after."""
     tree = Tree(tmp_path / "app")
     tree.add(
         "own_1",
@@ -158,7 +158,7 @@ def heads(conn: psycopg.Connection[Any]) -> set[str]:
 
 
 def by_migrate(conn: psycopg.Connection[Any], dsn: str, to: str = "head") -> dict[str, dict[str, str]]:
-    """The catalogue that `fairq migrate` builds in the same, empty, database."""
+    """The catalogue that `fairq migrate` builds in the same empty database."""
     install.migrate(dsn, to=to)
     built = catalog(conn)
     install.migrate(dsn, to="base")
@@ -176,7 +176,7 @@ def files(*folders: Path) -> set[Path]:
 def test_in_a_tree_of_fairq_alone_the_next_revision_is_written_beside_the_others(
     history: History, tmp_path: Path, empty_database: Database
 ) -> None:
-    """Alembic writes it where the head is that it follows, and never into the package."""
+    """Alembic writes it beside the head that it follows, never into the package."""
     tree = Tree(tmp_path / "app")
     tree.add_fairq(history.initial, None)
     package = files(install.sql_dir(), install.migrations_dir(), Path(install.__file__).parent)
@@ -241,7 +241,7 @@ def test_a_failure_in_the_users_transaction_takes_fairq_back_with_it(
 
 
 def test_two_trees_at_once_do_no_harm(branch: Tree, history: History, empty_database: Database) -> None:
-    """One through a tree, one by `fairq migrate`: the second finds the work done."""
+    """One migrates through a tree, one by `fairq migrate`; the second finds the work done."""
     gate = empty_database.connect()
     gate.execute("select pg_advisory_xact_lock(%s)", (install.LOCK_KEY,))
     observer = empty_database.connect(autocommit=True)
@@ -269,7 +269,7 @@ def test_offline_sql_of_a_branch_builds_the_same(
 def test_an_asyncpg_connection_runs_the_files_as_well(
     branch: Tree, history: History, empty_database: Database
 ) -> None:
-    """Its cursors prepare, and a file of many statements cannot be prepared."""
+    """Its cursors prepare, but a file of many statements cannot be prepared."""
     parts = psycopg.conninfo.conninfo_to_dict(empty_database.dsn)
     parts["database"] = parts.pop("dbname")
     conn = empty_database.connect(autocommit=True)

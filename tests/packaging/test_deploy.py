@@ -1,4 +1,4 @@
-"""The files of examples/deploy: what they run exists, and their probe tells a fresh file from a stale one."""
+"""The files of examples/deploy: their commands exist, and their probe notices a stale file."""
 
 import json
 import os

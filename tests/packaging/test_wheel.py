@@ -30,7 +30,7 @@ NOT_SOURCES = shutil.ignore_patterns(".*", "__pycache__", "build", "dist", "node
 
 @dataclass(frozen=True)
 class Installed:
-    """An environment that holds the wheel and, through a .pth file, sees the libraries it depends on."""
+    """An environment with the wheel that, through a .pth file, sees the libraries it depends on."""
 
     python: Path
     folder: Path
@@ -130,7 +130,7 @@ def test_the_wheel_needs_psycopg_and_cronsim_and_nothing_else(installed: Install
 
 @pytest.fixture
 def lean(wheel: Path, tmp_path: Path) -> Callable[..., Installed]:
-    """An environment with the wheel and only those libraries that a test names."""
+    """An environment with the wheel and only the libraries that a test names."""
 
     def make(*libraries: str) -> Installed:
         venv.create(tmp_path, with_pip=False, symlinks=True)

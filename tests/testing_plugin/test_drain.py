@@ -75,7 +75,7 @@ def opened(request: pytest.FixtureRequest, database: Database) -> Any:
 
 
 def test_a_queue_is_drained_in_the_tests_own_transaction(opened: Opened, database: Database) -> None:
-    """Created, popped, run and finished; and gone with the rollback."""
+    """The task is created, popped, run and finished, and gone after the rollback."""
     if fairq.connections.is_async(opened.conn):
         ids = opened.finish(asynchronous.enqueue_many(opened.conn, [("bob", 1), ("alice", 2)]))
     else:
@@ -194,7 +194,7 @@ def test_a_slow_coroutine_times_out(db: psycopg.Connection[Any]) -> None:
 def test_a_handler_ends_its_task_in_its_own_transaction(
     db: psycopg.Connection[Any], how: str, outcome: str, left: int
 ) -> None:
-    """Its effects and its end commit together; a rollback takes both back, and there is another attempt."""
+    """Its effects and its end commit together; after a rollback of both there is another attempt."""
     current.append(db)
     id = ends_itself.enqueue(db, "bob", how)
     (ran,) = testing.drain(db, app, raise_errors=False)
@@ -207,7 +207,7 @@ def test_a_handler_ends_its_task_in_its_own_transaction(
 
 
 def test_a_stale_attempt_cannot_end_its_task(db: psycopg.Connection[Any]) -> None:
-    """I10: and what the handler did is to be rolled back with the exception."""
+    """I10: and the exception rolls back what the handler did."""
     ctx = testing.context(id=12345)
     with pytest.raises(fairq.NotHeld):
         ctx.finish_in(db)

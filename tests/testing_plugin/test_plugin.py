@@ -51,7 +51,7 @@ SUITE = """
 def test_an_application_tests_with_a_database_of_its_own(
     pytester: pytest.Pytester, server: TestServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On the server of FAIRQ_TEST_DSN, where it leaves nothing behind."""
+    """On the server of FAIRQ_TEST_DSN, it leaves nothing behind."""
     monkeypatch.setenv("FAIRQ_TEST_DSN", server.admin_dsn)
     monkeypatch.setenv("PYTHONPATH", os.fspath(Path(__file__).parents[2]))
     pytester.makepyfile(SUITE)

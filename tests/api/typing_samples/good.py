@@ -1,4 +1,4 @@
-"""How applications use fairq; the type checker must agree, and know what comes back."""
+"""Uses of fairq that a type checker must accept, with the right types of answers."""
 
 import asyncio
 import contextlib
@@ -63,7 +63,7 @@ def index(pages: list[Parse], ctx: fairq.Batch) -> list[Exception | None]:
 
 
 class Asyncpg:
-    """asyncpg brings no types; stubs for it say this."""
+    """asyncpg has no types; its stubs declare this."""
 
     async def fetch(self, query: str, *args: Any, record_class: type | None = None) -> list[Any]:
         return []

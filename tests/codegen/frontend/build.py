@@ -36,7 +36,7 @@ def connect(dsn: str, **kwargs: Any) -> psycopg.Connection[Any]:
 
 
 def read(dsn: str, folder: Path, schema: str, queries: str) -> tuple[Catalog, tuple[Query, ...]]:
-    """Load the schema text into the database, and read it and the queries back as the model."""
+    """Load the schema into the database, and read it and the queries as the model."""
     file = folder / "queries.sql"
     file.write_text(queries)
     with connect(dsn) as conn:

@@ -1,4 +1,4 @@
-"""sqlc with our plugin and `fairq gen` read the same queries as the same model, and write the same files."""
+"""sqlc with our plugin and `fairq gen` make the same model and files from the same queries."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def project(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 
 
 def by_sqlc(project: Path, work: Path, server: TestServer) -> Request:
-    """What the plugin makes of sqlc's request. sqlc, too, asks a database."""
+    """The plugin's model of sqlc's request. sqlc also uses a database."""
     (entry,) = config.read(project / "sqlc.yaml")
     with command.scratch_database(server.dsn("postgres")) as conn:
         catalog.load(conn, entry.schema)
@@ -122,7 +122,7 @@ def test_both_front_ends_read_the_same_model(
 
 
 def with_nulls_of(said: Query, query: Query) -> Query:
-    """fairq's own queries say nothing of what sqlc cannot know: `fairq gen` alone writes their calls."""
+    """fairq's own queries have no remarks for sqlc, because only `fairq gen` writes their calls."""
     columns = [
         dataclasses.replace(column, not_null=other.not_null)
         for column, other in zip(query.columns, said.columns, strict=False)

@@ -168,7 +168,7 @@ def test_an_existing_database_is_read_and_left_as_it_is(
 def test_a_database_that_takes_no_temporary_function_is_an_error(
     project: Path, run: Run, empty_database: Database
 ) -> None:
-    """Without it every column would count as nullable, and nobody would know why."""
+    """Otherwise every column would count as nullable, and nobody would know why."""
     with connect(empty_database.dsn) as conn:
         conn.execute("create table t (a int, b text)")
         conn.execute(f"alter database {empty_database.name} set default_transaction_read_only = on".encode())
@@ -270,7 +270,7 @@ def test_it_starts_a_server_of_its_own(project: Path) -> None:
 
 
 def test_a_dsn_in_the_environment_is_not_taken(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A database is made and dropped: only where somebody says so."""
+    """It makes and drops a database, so only on a server that is named."""
     monkeypatch.setenv("FAIRQ_DSN", "postgresql://nobody:secret@127.0.0.1:1/none")
     assert CliRunner().invoke(gen, []).exit_code == 0
 

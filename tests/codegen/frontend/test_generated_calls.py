@@ -199,7 +199,7 @@ def test_names_that_python_or_the_functions_need_are_changed(
 
 
 def strange_connection(dsn: str) -> psycopg.Connection[Any]:
-    """What an application, Django or SQLAlchemy may have made of a connection."""
+    """Connections as an application, Django or SQLAlchemy may have changed them."""
 
     class Upper(psycopg.adapt.Loader):
         def load(self, data: Any) -> Any:

@@ -1,4 +1,4 @@
-"""What `fairq gen` says about NULL, compared with what the queries return."""
+"""The nullability that `fairq gen` infers, compared with what the queries return."""
 
 from __future__ import annotations
 

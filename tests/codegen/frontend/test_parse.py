@@ -1,4 +1,4 @@
-"""Query files: how they are split, what becomes of placeholders, and which mistakes are told."""
+"""Query files: how they are split, how placeholders are written, and which mistakes are reported."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ JSON = st.recursive(
 
 @dataclass(frozen=True)
 class Type:
-    """A SQL type and the values it takes."""
+    """A SQL type and its values."""
 
     sql: str
     values: st.SearchStrategy[Any]
@@ -136,7 +136,7 @@ def quoted(name: str) -> str:
 
 
 def generated_form(type_: Type, value: Any, models: Any) -> Any:
-    """The value as generated code has it: enum members and composite dataclasses."""
+    """The value in generated code: enum members and dataclasses for composites."""
     if value is None:
         return None
     if type_.array:
@@ -212,7 +212,7 @@ def test_a_random_table_moves_random_values_both_ways(
 
 
 def plain(row: Any) -> list[Any]:
-    """A row as a list; of one column it is the value itself."""
+    """A row as a list; with one column, its value."""
     slots = getattr(type(row), "__slots__", None)
     if (
         slots is None

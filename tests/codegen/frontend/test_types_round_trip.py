@@ -1,4 +1,4 @@
-"""Every type a queue's user meets, sent by generated code and compared with what comes back."""
+"""Every type that users of queues meet, sent by generated code and compared with the answer."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def conn(types_database: Database) -> Iterator[psycopg.Connection[Any]]:
 
 
 def python(package: Package, sql_type: str, value: Any) -> Any:
-    """The value as generated code wants it: enum members for labels."""
+    """The value for generated code: enum members for labels."""
     models = package.module("models")
     classes = {"mood": models.Mood, "feeling": models.Mood, "app.mood": models.AppMood}
     return classes[sql_type](value) if sql_type in classes else value
@@ -183,7 +183,7 @@ def test_composites_come_back_as_dataclasses_with_composites_in_them(
 
 
 def test_numbers_of_any_size_share_one_prepared_statement(package: Package, types_database: Database) -> None:
-    """Left to psycopg, 5 and 70000 are two types and so two statements in every connection."""
+    """For psycopg, 5 and 70000 have two types, which would make two statements in every connection."""
     queries = package.module("queries")
     with connect(types_database.dsn, prepare_threshold=0) as conn:
         for value in (1, 70_000, 2**40, None):

@@ -1,3 +1,3 @@
-"""An app whose tasks cannot be imported; no project has it but a test's."""
+"""An app whose tasks cannot be imported; only a test installs it."""
 
 import nothing_of_that_name  # noqa: F401

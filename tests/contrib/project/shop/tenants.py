@@ -1,4 +1,4 @@
-"""Whose a task is: an argument of it, or nobody's in particular."""
+"""A task's group: one of its arguments, or a default."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""The admin: lists, what its actions and forms do, what they refuse, and what they cost with many tasks."""
+"""The admin: lists, what actions and forms do and refuse, and their cost with many tasks."""
 
 import datetime as dt
 from collections.abc import Iterator
@@ -185,7 +185,7 @@ class Limits(Admin):
 
 class ManyTasks(Admin):
     def read(self, name: str, **query: Any) -> list[int]:
-        """How many rows each statement of a page takes from the tables of tasks."""
+        """How many rows each statement of a page reads from the tables of tasks."""
         with CaptureQueriesContext(connection) as ran:
             self.page(name, **query)
         found = []

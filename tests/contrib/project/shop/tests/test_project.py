@@ -1,4 +1,4 @@
-"""The app in a project: migrations, the command line, checks, what tests of a project find."""
+"""The app in a project: migrations, the command line, checks, and a project's tests."""
 
 import io
 import logging

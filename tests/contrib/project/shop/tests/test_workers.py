@@ -1,4 +1,4 @@
-"""Workers as `manage.py fairq work` starts them: what users of other backends know of theirs."""
+"""Workers started by `manage.py fairq work`, with what users expect from other backends."""
 
 import contextlib
 import json
