@@ -170,7 +170,7 @@ def test_options_out_of_range_are_refused_at_once(options: dict[str, Any]) -> No
         fairq.App().task(**options)(lambda payload: None)
 
 
-def test_what_is_no_policy_is_refused_at_once() -> None:
+def test_an_invalid_retry_policy_is_refused_at_once() -> None:
     """Otherwise nobody would know before the first handler fails."""
     with pytest.raises(fairq.ConfigurationError, match="has retry=5"):
         fairq.App().task(retry=5)(lambda payload: None)  # type: ignore[call-overload]
@@ -288,7 +288,7 @@ def test_a_payload_is_decoded_to_the_annotation() -> None:
     assert parse.decode('{"file": "a"}') == Parse("a")
 
 
-def test_what_the_handler_could_not_decode_is_refused_when_it_is_enqueued() -> None:
+def test_enqueueing_refuses_what_the_handler_could_not_decode() -> None:
     assert parse.encode_payload({"file": "a"}) == '{"file":"a"}'  # type: ignore[arg-type]  # a stand-in that fits
     with pytest.raises(fairq.NotEncodable) as caught:
         parse.encode_payload({"file": "a", "pages": "x"})  # type: ignore[arg-type]
@@ -512,7 +512,7 @@ def test_a_result_without_a_json_form_fails_the_task_and_names_the_place() -> No
     assert json.loads(found.error or "")["message"].startswith("result.a[0] ")
 
 
-def test_what_is_stored_of_an_exception_is_bounded_and_clean() -> None:
+def test_the_stored_error_is_bounded_and_clean() -> None:
     """It has no password of a DSN, nothing that jsonb refuses, and no megabytes."""
 
     def deep(n: int) -> None:

@@ -211,7 +211,7 @@ ROUND_TRIPS: list[tuple[Any, Any, Any]] = [
 @pytest.mark.parametrize(
     ("annotation", "value", "plain"), ROUND_TRIPS, ids=[str(each[0])[:40] for each in ROUND_TRIPS]
 )
-def test_what_goes_in_comes_out(annotation: Any, value: Any, plain: Any) -> None:
+def test_values_survive_encoding_and_decoding(annotation: Any, value: Any, plain: Any) -> None:
     """S30, S31: the JSON is as documented, and decodes to the same value and type."""
     text = encode(value)
     assert json.loads(text) == plain
@@ -306,7 +306,7 @@ LOOP.append(LOOP)
     ids=lambda value: value if isinstance(value, str) else "",
 )
 @pytest.mark.filterwarnings("ignore:Pydantic serializer warnings")
-def test_what_has_no_json_form_is_refused_with_the_way_to_it(value: Any, path: str, words: str) -> None:
+def test_values_without_a_json_form_are_refused_with_their_path(value: Any, path: str, words: str) -> None:
     with pytest.raises(NotEncodable) as caught:
         encode(value)
     assert caught.value.path == path
@@ -363,7 +363,7 @@ def test_what_has_no_json_form_is_refused_with_the_way_to_it(value: Any, path: s
         (Any, "{", "payload"),
     ],
 )
-def test_what_does_not_fit_is_refused_with_the_way_to_it(annotation: Any, text: str, path: str) -> None:
+def test_values_that_do_not_fit_are_refused_with_their_path(annotation: Any, text: str, path: str) -> None:
     """HR28: with its own code."""
     with pytest.raises(NotDecodable) as caught:
         decoder(annotation)(text)

@@ -203,7 +203,7 @@ def test_the_engine_refuses_the_same_with_the_same_exception(
     db.rollback()
 
 
-def test_what_is_just_within_the_limits_is_taken(db: psycopg.Connection[Any]) -> None:
+def test_values_just_within_the_limits_are_accepted(db: psycopg.Connection[Any]) -> None:
     for options in (
         {"group_key": "ä" * 250},
         {"kind": "x" * 200, "idempotency_key": "x" * 500, "concurrency_key": "y" * 500},
@@ -350,7 +350,7 @@ def test_equal_idempotency_keys_give_the_same_task(opened: Opened, group: str) -
     opened.rollback()
 
 
-def test_nothing_enqueued_in_bulk_is_no_error(opened: Opened) -> None:
+def test_enqueueing_nothing_in_bulk_is_no_error(opened: Opened) -> None:
     assert opened.finish(fairq.enqueue_many(opened.conn, [])) == []
 
 

@@ -27,7 +27,7 @@ def test_an_example_passes_its_own_tests(server: TestServer, example: str) -> No
     assert ran.returncode == 0, ran.stdout + ran.stderr
 
 
-def test_what_the_page_shows_of_an_example_is_in_it() -> None:
+def test_the_page_shows_what_is_in_the_example() -> None:
     example = "".join(file.read_text("utf-8") for file in (ROOT / "examples" / "fastapi").glob("*.py"))
     there = {line.strip() for line in example.replace("shop.", "").splitlines()}
     page = (ROOT / "docs" / "how-to" / "use-with-fastapi.md").read_text("utf-8")

@@ -98,7 +98,7 @@ def test_a_rollback_takes_back_effects_and_end(opened: Opened, taker: Taker, gro
     assert effects.fetchone() == (0,)
 
 
-def test_who_ends_a_task_twice_is_told_so(opened: Opened, taker: Taker, group: str) -> None:
+def test_ending_a_task_twice_is_an_error(opened: Opened, taker: Taker, group: str) -> None:
     fairq.enqueue(taker.conn, group)
     ctx = taker.pop(group)
     opened.finish(ctx.finish_in(opened.conn))
@@ -108,9 +108,7 @@ def test_who_ends_a_task_twice_is_told_so(opened: Opened, taker: Taker, group: s
     opened.rollback()
 
 
-def test_who_lost_the_task_cannot_end_it_and_is_made_to_roll_back(
-    opened: Opened, taker: Taker, group: str
-) -> None:
+def test_a_former_holder_cannot_end_the_task_and_rolls_back(opened: Opened, taker: Taker, group: str) -> None:
     """I10: another worker has the task by now."""
     fairq.enqueue(taker.conn, group)
     ctx = taker.pop(group)

@@ -51,7 +51,7 @@ def test_an_app_installs_its_queues_and_what_its_tasks_declare(opened: Opened, s
     assert rows == [("once", 1, 5, timedelta(seconds=9)), ("plain", 4, 0, None)]
 
 
-def test_what_is_not_declared_of_a_queue_stays_and_what_a_task_declares_no_more_goes(
+def test_undeclared_queue_settings_stay_and_undeclared_kind_settings_go(
     shared: Database,
 ) -> None:
     name = f"mail {uuid.uuid4().hex}"

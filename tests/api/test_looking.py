@@ -44,7 +44,7 @@ def test_a_task_is_seen_while_it_lives_and_afterwards(
 
 
 @pytest.mark.parametrize("function", [fairq.get, fairq.explain])
-def test_what_nobody_knows_is_an_error(opened: Opened, function: Any) -> None:
+def test_an_unknown_task_is_an_error(opened: Opened, function: Any) -> None:
     with pytest.raises(fairq.NoSuchTask):
         opened.finish(function(opened.conn, 2**40))
 

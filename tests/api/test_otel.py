@@ -70,7 +70,7 @@ def own(span: ReadableSpan) -> Any:
     return span.context.span_id
 
 
-def test_one_trace_leads_from_the_request_to_what_the_handler_does(database: Database) -> None:
+def test_one_trace_leads_from_the_request_to_the_handler(database: Database) -> None:
     """With a worker: the attempt is a child of the enqueue, and linked to it."""
     conn = database.connect(autocommit=True)
     with tracer.start_as_current_span("request"):
@@ -148,7 +148,7 @@ def test_a_span_says_what_its_task_waited_for(database: Database) -> None:
     assert "fairq.wait.limited_by" not in second.events[1].attributes
 
 
-def test_what_cannot_be_asked_stops_no_work(database: Database, caplog: pytest.LogCaptureFixture) -> None:
+def test_failing_queries_of_traces_stop_no_work(database: Database, caplog: pytest.LogCaptureFixture) -> None:
     conn = database.connect(autocommit=True)
     blind = fairq.App(middleware=[fairq.otel.middleware(provider, waits="host=/nowhere")])
 
@@ -180,7 +180,7 @@ def test_the_span_of_a_batch_is_linked_to_what_created_its_tasks(database: Datab
     assert "fairq.group" not in process.attributes
 
 
-def test_what_a_handler_raises_is_told_to_its_span(db: psycopg.Connection[Any]) -> None:
+def test_the_span_records_what_a_handler_raises(db: psycopg.Connection[Any]) -> None:
     parse.enqueue(db, "bob", "breaks")
     parse.enqueue(db, "bob", "works")
     testing.drain(db, app)

@@ -323,7 +323,7 @@ def test_errors_of_the_engine_are_ours(opened: Opened, queue: str) -> None:
         ({"max_runing": 2}, TypeError),
     ],
 )
-def test_what_is_wrong_in_any_case_leaves_the_transaction_usable(
+def test_mistakes_found_early_leave_the_transaction_usable(
     observer: Observer, changes: dict[str, Any], error: type[Exception]
 ) -> None:
     with observer.transaction():

@@ -299,7 +299,7 @@ def test_ends_that_nobody_watches_are_not_announced(shared: Database, taker: Wor
     assert conn.execute("select fairq.watch_task(%s)", [watched]).fetchone() == (False,)
 
 
-def test_who_may_not_watch_polls(shared: Database, taker: Worker, group: str) -> None:
+def test_a_role_that_may_not_watch_polls(shared: Database, taker: Worker, group: str) -> None:
     admin = shared.connect(autocommit=True)
     id = fairq.enqueue(admin, group)
     conn = shared.connect(autocommit=True)

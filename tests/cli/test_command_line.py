@@ -58,7 +58,7 @@ def loaded_by(code: str) -> set[str]:
         ("--once --drain", "--once and --drain exclude each other"),
     ],
 )
-def test_what_is_wrong_with_a_worker_is_said_in_its_options(options: str, says: str) -> None:
+def test_mistakes_of_a_worker_are_reported_by_option(options: str, says: str) -> None:
     done = fairq("work", "tests.worker.test_logs", *options.split(), "--dsn", NOWHERE)
     assert done.exit_code == Exit.USAGE
     assert f"\n  - {says}" in done.stderr
@@ -133,7 +133,7 @@ def test_help_imports_no_command_and_no_driver() -> None:
 
 
 @pytest.mark.parametrize("module", ["fairq", "fairq.install", "fairq.dsn", "fairq.cli"])
-def test_what_workers_import_loads_neither_alembic_nor_sqlalchemy(module: str) -> None:
+def test_workers_load_neither_alembic_nor_sqlalchemy(module: str) -> None:
     """HR32: a worker checks the version when it starts, without the second that those two cost."""
     assert not loaded_by(f"import {module}") & {"alembic", "sqlalchemy", "mako"}
 
@@ -210,7 +210,7 @@ def test_an_error_shows_its_hint_on_stderr_and_nothing_on_stdout(commands: dict[
     assert done.stderr == "fairq: it is old\n  Run: fairq migrate\n"
 
 
-def test_with_json_an_error_is_json(commands: dict[str, Command]) -> None:
+def test_errors_are_json_with_json(commands: dict[str, Command]) -> None:
     done = failing(commands, install.SchemaTooOld("it is old", "Run: fairq migrate"), "--json")
     assert json.loads(done.stdout) == {
         "error": {"code": "schema_too_old", "message": "it is old", "hint": "Run: fairq migrate"}

@@ -183,7 +183,7 @@ def test_paused_queues_may_wait() -> None:
         ({"overdue": 1}, "1 overdue scheduled task"),
     ],
 )
-def test_what_maintenance_left_lying_tells_that_it_does_not_run(row: dict[str, int], says: str) -> None:
+def test_overdue_upkeep_shows_that_nobody_runs_it(row: dict[str, int], says: str) -> None:
     found = doctor.judge_maintenance(left(**row), [])
     assert (found.verdict, says in found.text) == ("wrong", True)
     assert "nobody seems to run the upkeep" in found.text
@@ -220,7 +220,7 @@ def test_a_part_of_maintenance_that_fails_is_named_with_its_message(overdue: int
     assert "select fairq.maintain(p_part => 'queue bob''s');" in found.remedy
 
 
-def test_of_many_parts_that_fail_the_first_are_named() -> None:
+def test_the_first_of_many_failing_parts_are_named() -> None:
     found = doctor.judge_maintenance(left(), [failure(f"queue {n}") for n in range(9)])
     assert "queue 2 has failed" in found.text
     assert "queue 3" not in found.text
@@ -247,7 +247,7 @@ def holder(
         ([holder("idle slot", None, 5)], "ok", None),
     ],
 )
-def test_what_holds_the_horizon_is_named_with_what_to_do(
+def test_the_holder_of_the_horizon_is_named_with_a_remedy(
     rows: list[Any], verdict: str, remedy: str | None
 ) -> None:
     """I9: fairq stays fast with a held snapshot, but the disk fills up."""
@@ -385,7 +385,7 @@ def test_a_task_that_waits_longer_than_it_may_is_wrong(database: Database) -> No
     assert findings(database, 1, "--max-wait", "1ms")["waiting"]["verdict"] == "wrong"
 
 
-def test_nobody_runs_maintenance(database: Database) -> None:
+def test_nobody_runs_the_upkeep(database: Database) -> None:
     with database.connect() as conn:
         conn.execute("select set_config('fairq.now', (now() - interval '2 hours')::text, true)")
         conn.execute("select fairq.create_task('bob', '1', p_run_at => now() - interval '1 hour')")

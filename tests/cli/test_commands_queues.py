@@ -213,7 +213,7 @@ def test_a_wrong_setting_changes_nothing(
     assert len(answer(database, "queues")["queues"]) == 1
 
 
-def test_what_is_created_has_nothing_to_reset(database: Database) -> None:
+def test_create_has_no_reset(database: Database) -> None:
     for create in (["queues", "create", "docs"], ["schedules", "create", "ping", "--group", "bob"]):
         done = fairq(database, *create, "--reset", "weight")
         assert (done.exit_code, "No such option" in done.stderr) == (Exit.USAGE, True), done.stderr
@@ -716,7 +716,7 @@ def test_an_unreachable_database_is_told_without_a_password(command: str) -> Non
         ["cancel", "x", "--json"],
     ],
 )
-def test_with_json_a_wrong_option_is_an_object_too(database: Database, arguments: list[str]) -> None:
+def test_a_wrong_option_is_also_an_object_with_json(database: Database, arguments: list[str]) -> None:
     done = fairq(database, *arguments)
     assert (done.exit_code, done.stderr) == (Exit.USAGE, "")
     error = json.loads(done.stdout)["error"]

@@ -81,7 +81,7 @@ def test_a_schedule_from_its_creation_to_its_end(database: Database) -> None:
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_what_is_wrong_is_said(database: Database, arguments: list[str], code: int) -> None:
+def test_mistakes_are_reported(database: Database, arguments: list[str], code: int) -> None:
     done = fairq(database, "schedules", *arguments)
     assert done.exit_code == code, done.output
     assert done.stderr.startswith("fairq: ")

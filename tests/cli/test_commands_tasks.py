@@ -110,7 +110,7 @@ def test_an_idempotency_key_gives_the_same_id_again(database: Database) -> None:
         (["bob", '"\\u0000"'], 1, "U+0000"),
     ],
 )
-def test_what_is_wrong_is_said_and_nothing_is_created(
+def test_mistakes_are_reported_and_nothing_is_created(
     database: Database, arguments: list[str], exit_code: int, says: str
 ) -> None:
     done = fairq(database, "enqueue", *arguments)
@@ -296,7 +296,7 @@ def test_ids_may_come_from_stdin(database: Database) -> None:
 
 
 @pytest.mark.parametrize("word", ["x", "-5", "1.5", str(2**63), "\x1b[31m"])
-def test_what_is_no_id_is_refused(database: Database, word: str) -> None:
+def test_invalid_ids_are_refused(database: Database, word: str) -> None:
     done = fairq(database, "cancel", "-", stdin=word)
     assert (done.exit_code, done.stdout) == (2, "")
     assert "not a task id" in done.stderr
@@ -560,7 +560,7 @@ def test_lengths_of_time_are_shown_for_people(seconds: float, text: str) -> None
 
 
 @given(st.text())
-def test_nothing_shown_is_obeyed_by_a_terminal(text: str) -> None:
+def test_a_terminal_obeys_nothing_that_is_shown(text: str) -> None:
     assert clean(text).isprintable()
     if text.isprintable():
         assert clean(text) == text

@@ -73,7 +73,7 @@ def test_percent_encoding_is_kept() -> None:
         f"postgresql://bob:{SECRET}%ZZ@db/shop",
     ],
 )
-def test_what_cannot_be_read_is_refused_without_showing_it(text: str) -> None:
+def test_an_unreadable_dsn_is_refused_without_showing_it(text: str) -> None:
     with pytest.raises(dsn.DsnError) as caught:
         dsn.to_libpq(text)
     assert SECRET not in str(caught.value)

@@ -14,7 +14,7 @@ from tools import reference
 REFERENCE = Path(__file__).resolve().parents[2] / "docs" / "reference"
 
 
-def test_what_the_pages_say_of_commands_is_what_the_commands_declare() -> None:
+def test_the_pages_match_the_declarations_of_commands() -> None:
     assert [file.name for file in reference.stale()] == [], "run: python -m tools.reference"
 
 

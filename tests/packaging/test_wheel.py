@@ -150,9 +150,7 @@ PSYCOPG = ("psycopg", "typing_extensions")
 BINARY = (*PSYCOPG, "psycopg_binary")
 
 
-def test_who_only_enqueues_needs_nothing_but_psycopg(
-    lean: Callable[..., Installed], database: Database
-) -> None:
+def test_enqueueing_needs_only_psycopg(lean: Callable[..., Installed], database: Database) -> None:
     code = """
 import sys, fairq, psycopg
 with psycopg.connect(sys.argv[1]) as conn:

@@ -29,7 +29,7 @@ LEFT_OUT = {
     "tests/api/test_examples.py": "makes databases",
     "tests/api/test_finish_in.py::test_two_who_end": "looks at who waits for whom",
     "tests/api/test_pooler.py": "has a PgBouncer of its own",
-    "tests/api/test_results.py::test_who_may_not_watch_polls": "makes a role",
+    "tests/api/test_results.py::test_a_role_that_may_not_watch_polls": "makes a role",
     "tests/api/test_rights.py::test_a_role_without_rights": "has a role that not everybody has",
     "tests/races/test_moving_storm.py": "grants pg_signal_backend",
     "tests/races/test_storm.py": "grants pg_signal_backend",

@@ -99,7 +99,7 @@ def test_a_queue_is_drained_in_the_tests_own_transaction(opened: Opened, databas
     assert observer.execute("select count(*) from fairq.finished_tasks").fetchone() == (0,)
 
 
-def test_what_ran_tells_everything(db: psycopg.Connection[Any]) -> None:
+def test_ran_has_everything(db: psycopg.Connection[Any]) -> None:
     id = split.enqueue(db, "bob", Upload("a", 2))
     (ran,) = testing.drain(db, app)
     assert (ran.id, ran.kind, ran.queue, ran.group_key) == (id, "split", "default", "bob")

@@ -127,7 +127,7 @@ def test_settings_of_a_queue_are_changed(conn: Conn, browser: Browser) -> None:
     assert found == [(2, 9)]
 
 
-def test_what_somebody_else_changed_meanwhile_is_shown_again(conn: Conn, browser: Browser) -> None:
+def test_a_change_by_somebody_else_is_shown_again(conn: Conn, browser: Browser) -> None:
     seen = preview(browser, verb="set", queue="default", group="bob", weight="3")
     run(conn, "select fairq.configure_group('default', 'bob', '{\"weight\": 2}')")
     again = confirm(browser, seen, 409)
@@ -146,9 +146,7 @@ def test_what_somebody_else_changed_meanwhile_is_shown_again(conn: Conn, browser
         ({"rate_period": "soon"}, "Enter a length of time"),
     ],
 )
-def test_what_is_no_setting_is_refused(
-    conn: Conn, browser: Browser, asked: dict[str, str], said: str
-) -> None:
+def test_invalid_settings_are_refused(conn: Conn, browser: Browser, asked: dict[str, str], said: str) -> None:
     answer = browser.get(f"/preview?{urlencode({'verb': 'set', 'queue': 'default', 'group': 'bob'} | asked)}")
     if answer.status_code == 200:  # the engine knows ranges, and is asked when it is done
         seen = confirm(browser, Seen(answer.text), 400)
@@ -171,7 +169,7 @@ def test_all_that_a_tenant_has_waiting_is_cancelled(conn: Conn, browser: Browser
     assert [row[0] for row in run(conn, "select id from fairq.tasks order by id")] == [running, other]
 
 
-def test_what_comes_after_the_preview_is_not_cancelled_with_the_rest(conn: Conn, browser: Browser) -> None:
+def test_tasks_created_after_the_preview_are_not_cancelled(conn: Conn, browser: Browser) -> None:
     """Tasks in line, ready and scheduled, before and after."""
 
     def some() -> set[int]:
@@ -189,7 +187,7 @@ def test_what_comes_after_the_preview_is_not_cancelled_with_the_rest(conn: Conn,
     assert {id for (id,) in run(conn, "select id from fairq.finished_tasks")} == before
 
 
-def test_what_began_after_the_preview_is_shown_again(conn: Conn, browser: Browser) -> None:
+def test_a_task_that_began_after_the_preview_is_shown_again(conn: Conn, browser: Browser) -> None:
     task = create(conn, "bob")
     seen = preview(browser, verb="cancel", id=str(task))
     assert "It never runs" in seen.text
@@ -218,7 +216,7 @@ ODD = (
 )
 
 
-def test_whatever_is_typed_or_tampered_with_is_answered(conn: Conn, database: Database) -> None:
+def test_all_input_gets_an_answer(conn: Conn, database: Database) -> None:
     """The answer is a page, or says what is wrong; never an error of the page or the database."""
     chance = random.Random(3)
     ids = failed(conn, "bob")

@@ -44,7 +44,7 @@ def test_it_serves_until_it_is_told_to_end(database: Database, number: signal.Si
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "127.0.0.2"])
-def test_where_nobody_is_let_in_by_his_address_it_makes_a_token(database: Database, host: str) -> None:
+def test_it_makes_a_token_if_no_address_is_let_in(database: Database, host: str) -> None:
     """The page trusts the addresses that browsers on this machine use."""
     with process(database, "web", "--host", host, "--port", "0") as started:
         address = address_of(started).replace("0.0.0.0", "127.0.0.1")

@@ -102,7 +102,7 @@ def test_every_answer_forbids_what_it_does_not_need(database: Database, path: st
     assert headers["cache-control"] == "no-store" or path.startswith("/static")
 
 
-def test_nothing_of_a_page_comes_from_elsewhere(database: Database) -> None:
+def test_a_page_loads_nothing_from_elsewhere(database: Database) -> None:
     seen = page(client(database), "/")
     for _, each in seen.elements:
         for name in ("src", "href", "action"):

@@ -65,7 +65,7 @@ def test_an_application_asks_on_its_own_connection(conn: psycopg.Connection[Any]
     assert web.standing(conn, "default", "nobody").waiting == 0
 
 
-def test_what_holds_a_tenant_back_is_told_as_far_as_it_is_his_own(conn: psycopg.Connection[Any]) -> None:
+def test_a_tenant_sees_only_its_own_limits(conn: psycopg.Connection[Any]) -> None:
     run(conn, "select fairq.configure_group('default', 'alice', '{\"max_running\": 1}')")
     run(conn, "select fairq.promote_overflow('default', 10)")
     assert web.standing(conn, "default", "alice").held_back_by == "1 tasks are in flight, the cap is 1"
@@ -73,7 +73,7 @@ def test_what_holds_a_tenant_back_is_told_as_far_as_it_is_his_own(conn: psycopg.
     assert web.standing(conn, "default", "alice").held_back_by == "a limit that is shared"
 
 
-def test_what_is_left_of_a_budget_is_told(conn: psycopg.Connection[Any]) -> None:
+def test_the_rest_of_a_budget_is_shown(conn: psycopg.Connection[Any]) -> None:
     run(conn, "select fairq.configure_queue('default', '{\"fairness\": \"cost\"}')")
     run(
         conn,
@@ -143,7 +143,7 @@ def test_the_pages_that_a_tenant_has_open_take_nothing_from_others(
         )
 
 
-def test_whoever_asks_again_and_again_asks_the_database_once(
+def test_repeated_requests_ask_the_database_once(
     conn: psycopg.Connection[Any], database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[str] = []

@@ -62,7 +62,7 @@ def every_page(group: str, ids: list[int]) -> list[str]:
     ]
 
 
-def test_who_gets_what_shows_each_tenant(conn: psycopg.Connection[Any], database: Database) -> None:
+def test_the_first_page_shows_each_tenant(conn: psycopg.Connection[Any], database: Database) -> None:
     for group, many in (("bob", 30), ("alice", 1)):
         for _ in range(many):
             create(conn, group)
@@ -101,7 +101,7 @@ def test_a_task_page_tells_its_life(conn: psycopg.Connection[Any], database: Dat
         assert said in seen.text, said
 
 
-def test_what_a_tenant_writes_stays_text(conn: psycopg.Connection[Any], database: Database) -> None:
+def test_a_tenants_text_stays_text(conn: psycopg.Connection[Any], database: Database) -> None:
     """On every page, in every place: keys, kinds, payloads, headers, errors, names of workers and queues."""
     run(conn, "select fairq.configure_queue(%s, '{}')", HOSTILE)
     error = {"type": HOSTILE, "message": HOSTILE, "traceback": HOSTILE, "code": HOSTILE}
@@ -247,14 +247,14 @@ def test_health_asks_for_no_token(database: Database) -> None:
     "path",
     ["/nothing", "/task?id=999999", "/group?queue=nope&group=x", "/static/../app.py", "/static/nothing"],
 )
-def test_what_is_not_there_is_not_found(database: Database, path: str) -> None:
+def test_missing_things_are_not_found(database: Database, path: str) -> None:
     assert client(database).get(path).status_code == 404
 
 
 @pytest.mark.parametrize(
     "path", ["/task", "/task?id=abc", "/task?id=99999999999999999999", "/group?queue=default&group=a%00b"]
 )
-def test_what_makes_no_sense_is_refused(database: Database, path: str) -> None:
+def test_nonsense_is_refused(database: Database, path: str) -> None:
     assert client(database).get(path).status_code == 400
 
 

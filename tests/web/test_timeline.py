@@ -111,7 +111,7 @@ def test_bands_stand_on_each_other_and_end_at_the_edges() -> None:
     assert b[1][2:] == pytest.approx((2 * quarter, 4 * quarter)), "60 seconds in 30 are two slots"
 
 
-def test_what_is_added_up_to_all_slots_is_no_more_than_these() -> None:
+def test_sums_do_not_exceed_the_slots() -> None:
     now = datetime(2030, 1, 1, 12, 0)
     full = timeline.Stretch(now - timedelta(minutes=1), 60.0, {"a": 20.000001, "b": 8.0})
     assert timeline.draw([full], [(full.at, 60.0, 28)], now, timeline.HOUR).top == 28

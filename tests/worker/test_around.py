@@ -97,7 +97,7 @@ def test_a_payload_that_does_not_fit_is_seen_as_well(desk: Desk) -> None:
     assert desk.end(id)[3]["code"] == "payload_invalid"
 
 
-def test_one_that_forgets_to_await_does_not_count_as_done(desk: Desk) -> None:
+def test_middleware_that_forgets_to_await_does_not_count_as_done(desk: Desk) -> None:
     async def forgets(ctx: fairq.Context, call_next: Callable[[], Any]) -> Any:
         return call_next()
 
@@ -113,7 +113,7 @@ def test_one_that_forgets_to_await_does_not_count_as_done(desk: Desk) -> None:
     assert desk.end(id)[0] == "failed"
 
 
-def test_one_that_fits_no_handler_is_a_problem() -> None:
+def test_middleware_that_fits_no_handler_is_a_problem() -> None:
     own = fairq.App(middleware=[outer, aouter])
     own.task(kind="sync")(lambda payload: None)
     (problem,) = own.problems()
@@ -148,15 +148,13 @@ def app_living(lifespan: Any) -> fairq.App:
 
 
 @pytest.mark.parametrize("lifespan", [pool, apool])
-def test_what_the_lifespan_makes_is_there_from_the_first_handler_to_the_last(
-    desk: Desk, lifespan: Any
-) -> None:
+def test_the_lifespans_state_exists_from_the_first_handler_to_the_last(desk: Desk, lifespan: Any) -> None:
     desk.enqueue_many("asks", 2)
     drain(app_living(lifespan), desk.dsn)
     assert seen == ["open", {"pool": "of connections"}, {"pool": "of connections"}, "closed"]
 
 
-def test_who_has_signed_off_is_not_missed_while_the_lifespan_ends(
+def test_a_retired_worker_is_not_considered_lost_while_the_lifespan_ends(
     desk: Desk, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Its keeper watches the loop to the end, but sends no heartbeats for a retired worker."""
@@ -318,7 +316,7 @@ def test_a_session_that_does_not_suit_its_handler_is_told_and_closed(desk: Desk)
     assert opened[0].closed
 
 
-def test_who_has_no_session_cannot_enqueue_in_it() -> None:
+def test_a_handler_without_a_session_cannot_enqueue_in_it() -> None:
     with pytest.raises(fairq.ConfigurationError, match="no session"):
         testing.context().enqueue(works, "a")
 

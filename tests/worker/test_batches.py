@@ -55,7 +55,7 @@ def test_a_call_gets_what_a_turn_brought_and_each_task_ends_with_its_own_result(
 
 
 @both
-def test_one_that_fails_fails_alone(desk: Desk, is_async: bool) -> None:
+def test_a_failing_task_fails_alone(desk: Desk, is_async: bool) -> None:
     """An exception in its place, or a payload that does not fit."""
 
     def behaves(numbers: list[int], _: fairq.Batch) -> list[Any]:
@@ -70,9 +70,7 @@ def test_one_that_fails_fails_alone(desk: Desk, is_async: bool) -> None:
 
 
 @both
-def test_what_it_raises_fails_all_of_them_and_the_next_time_each_is_for_himself(
-    desk: Desk, is_async: bool
-) -> None:
+def test_an_exception_fails_all_of_them_and_then_each_runs_alone(desk: Desk, is_async: bool) -> None:
     """I15."""
 
     def behaves(numbers: list[int], _: fairq.Batch) -> None:
@@ -97,7 +95,7 @@ def test_an_answer_that_does_not_say_whose_is_whose_is_a_failure(desk: Desk) -> 
     assert {desk.end(id)[3]["type"] for id in ids} == {"TypeError"}
 
 
-def test_those_that_are_lost_with_their_worker_run_alone(desk: Desk) -> None:
+def test_tasks_lost_with_their_worker_run_alone(desk: Desk) -> None:
     """I15."""
     ids = [desk.enqueue("together", n == 1, group_key=f"tenant {n}", max_attempts=3) for n in range(3)]
     with work_process(
@@ -161,7 +159,7 @@ def test_all_of_them_time_out_at_once(desk: Desk, is_async: bool) -> None:
     assert [desk.end(id)[3]["code"] for id in ids] == ["timeout"] * 3
 
 
-def test_what_was_interrupted_by_a_shutdown_comes_back(desk: Desk) -> None:
+def test_tasks_interrupted_by_a_shutdown_come_back(desk: Desk) -> None:
     began = threading.Event()
 
     def behaves(numbers: list[int], ctx: fairq.Batch) -> None:
@@ -259,7 +257,7 @@ def test_in_tests_it_is_a_batch_of_one(db: psycopg.Connection[Any]) -> None:
     ]
 
 
-def test_what_is_no_batch_is_told_where_it_is_declared() -> None:
+def test_an_invalid_batch_is_refused_where_it_is_declared() -> None:
     own = fairq.App()
 
     def nothing() -> None: ...

@@ -121,7 +121,7 @@ def pay(payload: Account) -> None:
     raise AssertionError("not with that")
 
 
-def test_what_does_not_fit_of_a_payload_is_named_and_not_shown(desk: Desk, lines: Lines) -> None:
+def test_the_log_names_the_misfit_of_a_payload_without_its_value(desk: Desk, lines: Lines) -> None:
     id = desk.enqueue("pay", {"iban": "DE02120300000000202051"})
     drain(app, desk.dsn)
     (failed,) = lines.of("task_failed")
@@ -164,7 +164,7 @@ def test_starts_and_successes_are_for_those_who_debug(desk: Desk, lines: Lines) 
 
 
 @pytest.mark.parametrize("kind", ["fine", "fine_in_a_thread"])
-def test_what_a_handler_logs_has_the_facts_of_its_task(desk: Desk, lines: Lines, kind: str) -> None:
+def test_a_handlers_log_lines_have_the_facts_of_its_task(desk: Desk, lines: Lines, kind: str) -> None:
     ids = [desk.enqueue(kind, group_key=group) for group in ("bob", "alice")]
     drain(app, desk.dsn)
     said = [each for each in map(json.loads, lines.found) if each["logger"] == "shop.tasks"]

@@ -477,7 +477,7 @@ def test_a_wrong_password_stays_wrong(own_server: embedded.Server) -> None:
     ("mode", "processes", "wrong"),
     [("--once", 1, {"user": "stranger"}), ("--drain", 2, {"dbname": "nowhere"})],
 )
-def test_who_is_to_end_gives_up_a_start_that_cannot_succeed(
+def test_a_draining_worker_gives_up_a_start_that_cannot_succeed(
     desk: Desk, mode: str, processes: int, wrong: dict[str, str]
 ) -> None:
     """HR18: libpq does not tell a refusal from an outage, so a few tries are made."""
@@ -491,7 +491,7 @@ def test_who_is_to_end_gives_up_a_start_that_cannot_succeed(
 # --- A server that accepts and never answers -------------------------------------------------------
 
 
-def test_who_waits_in_vain_hangs_up_and_tries_again(
+def test_a_wait_in_vain_closes_the_connection_and_retries(
     desk: Desk, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """HR18: neither bytes nor errors come through. With a lease of 3 s, patience lasts for two."""

@@ -34,7 +34,7 @@ def test_it_says_its_limits_at_the_start_and_ends_with_zero_when_told(desk: Desk
     assert desk.workers == 0
 
 
-def test_with_json_every_line_is_json(desk: Desk) -> None:
+def test_every_line_is_json_with_json(desk: Desk) -> None:
     desk.enqueue("waits", "not a number", max_attempts=1)
     with work_process(desk.dsn, "--drain", "--json") as worker:
         assert worker.wait() == 0
@@ -133,7 +133,7 @@ def test_term_lets_a_slow_handler_end(desk: Desk) -> None:
 
 
 @pytest.mark.parametrize("kind", ["sleeps", "waits", "blocks"])
-def test_what_does_not_end_within_the_grace_time_is_given_back(desk: Desk, kind: str) -> None:
+def test_tasks_that_outlast_the_grace_time_are_given_back(desk: Desk, kind: str) -> None:
     """S26: and burns no attempt. Also where the handler blocks the loop itself: then the keeper ends the
     process.
     """

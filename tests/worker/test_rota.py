@@ -131,7 +131,7 @@ def test_groups_have_the_same_share_however_many_others_are_where_they_are(
     assert max(served.values()) - min(served.values()) <= 2 * slots + 1, served
 
 
-def test_who_was_idle_has_neither_credit_nor_debt(clock: Clock) -> None:
+def test_an_idle_node_has_neither_credit_nor_debt(clock: Clock) -> None:
     rota = Rota(4)
     busy, resting = those = databases(rota, 5, 5)
     groups, resting.queues[0].groups = resting.queues[0].groups, []
@@ -143,7 +143,7 @@ def test_who_was_idle_has_neither_credit_nor_debt(clock: Clock) -> None:
     assert set(busy.queues[0].groups) <= set(served)
 
 
-def test_where_nothing_was_in_line_is_looked_at_first_when_that_is_due(clock: Clock) -> None:
+def test_a_node_that_had_nothing_goes_first_when_it_is_due(clock: Clock) -> None:
     rota = Rota(4)
     busy, resting = those = databases(rota, 5, 0)
     work(clock, those, 4, 20)
@@ -153,7 +153,7 @@ def test_where_nothing_was_in_line_is_looked_at_first_when_that_is_due(clock: Cl
     assert rota.first(clock.now) is resting.place
 
 
-def test_one_is_asked_for_as_many_as_there_are_slots_before_the_next(clock: Clock) -> None:
+def test_a_node_gives_as_many_tasks_as_there_are_slots_before_the_next(clock: Clock) -> None:
     """So the same turns write its ends and take its next tasks."""
     rota = Rota(4)
     one, other = databases(rota, 10, 10)
@@ -180,7 +180,7 @@ def test_only_one_is_asked_at_a_time_unless_it_does_not_answer(clock: Clock) -> 
         assert rota.asked_for(clock.now) == 0
 
 
-def test_who_takes_long_is_asked_beside_the_others_and_its_slots_are_kept(clock: Clock) -> None:
+def test_a_slow_node_is_asked_beside_the_others_and_its_slots_are_kept(clock: Clock) -> None:
     rota = Rota(8)
     one, other = databases(rota, 5, 5)
     with rota.busy(one.place, 3):
@@ -201,7 +201,7 @@ def test_who_takes_long_is_asked_beside_the_others_and_its_slots_are_kept(clock:
         assert not rota.is_turn_of(other.place, True, clock.now)
 
 
-def test_who_writes_is_waited_for_if_it_is_its_turn_but_not_for_long(clock: Clock) -> None:
+def test_a_writing_node_is_waited_for_in_its_turn_but_not_for_long(clock: Clock) -> None:
     rota = Rota(8)
     one, other = databases(rota, 5, 5)
     other.ask(8, clock.now)
@@ -212,7 +212,7 @@ def test_who_writes_is_waited_for_if_it_is_its_turn_but_not_for_long(clock: Cloc
         assert rota.is_turn_of(other.place, True, clock.now)
 
 
-def test_whose_turn_it_is_is_told(clock: Clock) -> None:
+def test_the_node_whose_turn_it_is_is_woken(clock: Clock) -> None:
     rota = Rota(8)
     one, other = databases(rota, 5, 5)
     other.ask(8, clock.now)
@@ -220,7 +220,7 @@ def test_whose_turn_it_is_is_told(clock: Clock) -> None:
     assert (one.woken, other.woken) == (1, 0)
 
 
-def test_who_is_away_is_skipped_and_does_not_catch_up_for_long(clock: Clock) -> None:
+def test_a_lost_node_is_skipped_and_does_not_catch_up_for_long(clock: Clock) -> None:
     rota = Rota(4)
     one, away = those = databases(rota, 5, 5)
     away.is_away = True
@@ -231,7 +231,7 @@ def test_who_is_away_is_skipped_and_does_not_catch_up_for_long(clock: Clock) -> 
     assert max(served.values()) - min(served.values()) <= 2 * 4 + 1, served
 
 
-def test_who_was_brought_far_by_others_is_not_passed_over_for_long(clock: Clock) -> None:
+def test_a_node_that_others_brought_far_is_not_passed_over_for_long(clock: Clock) -> None:
     """Other workers, which are gone, served it."""
     rota = Rota(1)
     far, other = those = databases(rota, 5, 5)

@@ -24,7 +24,7 @@ def test_a_worker_fires_each_tick_between_two_signs_of_life(desk: Desk) -> None:
     assert ticks == [ticks[0] + timedelta(seconds=n) for n in range(len(ticks))]
 
 
-def test_who_enqueues_while_a_thousand_are_due_waits_for_a_few_of_them(desk: Desk) -> None:
+def test_a_task_enqueued_while_a_thousand_are_due_waits_for_few_of_them(desk: Desk) -> None:
     """I6, S5: counted in turns, not in seconds. A worker with one slot fires four at a time."""
     app = fairq.App()
     begun: list[str] = []

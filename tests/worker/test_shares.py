@@ -81,7 +81,7 @@ def test_no_room_is_left_while_a_queue_has_work(
 
 
 @given(weights.filter(lambda each: len(each) > 1), st.integers(1, 40), st.integers(1, 50))
-def test_who_was_empty_has_gained_nothing_and_who_served_alone_owes_nothing(
+def test_an_empty_queue_gains_nothing_and_one_served_alone_owes_nothing(
     weights: list[float], room: int, turns: int
 ) -> None:
     """I5, for queues: after any time alone, tags differ by no more than while all have work, plus what was

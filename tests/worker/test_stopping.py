@@ -151,7 +151,7 @@ def test_a_drain_ends_when_only_threads_that_hang_are_left(
 
 @pytest.mark.parametrize("kind", ["sync", "async"])
 @pytest.mark.parametrize(("payload", "left"), [("ends", 0), ("hangs", 1)])
-def test_of_an_own_pool_only_threads_that_are_busy_are_left_behind(
+def test_only_busy_threads_of_an_own_pool_are_left_behind(
     desk: Desk, payload: str, left: int, kind: str
 ) -> None:
     """Python would wait for them. An idle one ends with the process."""

@@ -88,7 +88,7 @@ def test_a_suspect_runs_alone_and_soon_though_others_never_stop_coming(desk: Des
     assert all(desk.end(id)[:1] == ("succeeded",) for id in suspects)
 
 
-def test_one_that_ended_an_attempt_by_itself_is_suspected_no_more(desk: Desk) -> None:
+def test_a_task_that_ended_an_attempt_by_itself_is_no_longer_suspected(desk: Desk) -> None:
     own, beside = fairq.App(), []
 
     @own.task(retry=fairq.Backoff(base=0.01, jitter=0))
@@ -171,7 +171,7 @@ def test_a_suspect_that_waits_goes_back_when_the_worker_ends(desk: Desk) -> None
     assert rows == [("overflow", 1, 5)]
 
 
-def test_what_may_be_tried_only_once_never_runs_twice(desk: Desk) -> None:
+def test_a_task_with_one_attempt_never_runs_twice(desk: Desk) -> None:
     """Neither after its worker was killed, nor after it was told to end while the task ran."""
     lost = desk.enqueue("only_once", 60)
     with work_process(
@@ -245,7 +245,7 @@ def test_suspects_get_half_of_the_time_at_most_while_there_are_others() -> None:
     assert ran > 40
 
 
-def test_where_nobody_else_comes_suspects_run_one_after_the_other() -> None:
+def test_suspects_run_one_after_the_other_if_nothing_else_comes() -> None:
     decide, now = Solo(), 0.0
     suspects = [entry() for _ in range(5)]
     assert decide.admit(suspects, now, others=0) == []
@@ -280,7 +280,7 @@ def test_patience_doubles_until_the_others_are_through() -> None:
     assert decide.patience == 5
 
 
-def test_what_waits_stays_when_the_time_of_others_is_short() -> None:
+def test_waiting_suspects_stay_if_the_others_time_is_short() -> None:
     """--drain would end before one that was given back is due again."""
     decide = Solo()
     first, second = entry(), entry()
@@ -294,7 +294,7 @@ def test_what_waits_stays_when_the_time_of_others_is_short() -> None:
     assert next_of(decide, 1000.9) is second
 
 
-def test_what_waits_goes_when_others_come_after_a_phase() -> None:
+def test_waiting_suspects_go_back_when_others_come_after_a_phase() -> None:
     decide = Solo()
     first, second = entry(), entry()
     assert decide.admit([first, second], 1000.0, others=1) == []

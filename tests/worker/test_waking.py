@@ -14,7 +14,7 @@ from tests.worker.handlers import app
 from tests.worker.running import Desk, worker_thread
 
 
-def test_what_was_there_before_the_worker_needs_no_notice(desk: Desk) -> None:
+def test_tasks_older_than_the_worker_need_no_notice(desk: Desk) -> None:
     """HR8: no queue notifies here, and polling would take long."""
     desk.conn.execute("""select fairq.configure_queue('default', '{"notify": false}')""")
     id = desk.enqueue("measure", {"name": "a"})

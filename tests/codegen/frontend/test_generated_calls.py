@@ -170,7 +170,7 @@ def test_json_null_is_a_value_and_not_sql_null(queries: Any, conn: psycopg.Conne
     assert conn.execute("select payload::text from jobs").fetchone() == ("null",)
 
 
-def test_what_may_be_null_may_be_left_out(queries: Any, conn: psycopg.Connection[Any]) -> None:
+def test_nullable_parameters_are_optional(queries: Any, conn: psycopg.Connection[Any]) -> None:
     assert queries.add_job(conn, name="a", payload={}).tags is None
     with pytest.raises(TypeError):
         queries.add_job(conn, payload={})

@@ -301,7 +301,7 @@ def test_a_query_that_always_gives_one_row_is_known(
     assert catalog.describe(catalog.Reader(conn), statement).one_row == expected
 
 
-def test_what_functions_promise_is_believed(conn: psycopg.Connection[Any]) -> None:
+def test_promises_of_functions_are_believed(conn: psycopg.Connection[Any]) -> None:
     sql = (
         "select scalar(null), p.x, p.y, u.x, o.b, maybe('a', 'b')"
         " from pairs() p left join pairs() u on true, one_t(1) o"

@@ -76,7 +76,7 @@ def test_a_failing_request_writes_to_stderr_only_and_exits_1() -> None:
 
 
 @pytest.mark.parametrize("data", [b"\x0a\xff", b"{", b'{"queries": 5}', b"select 1"])
-def test_what_is_not_a_request_is_an_error_with_a_hint(data: bytes) -> None:
+def test_an_invalid_request_is_an_error_with_a_hint(data: bytes) -> None:
     done = run(data)
     assert (done.returncode, done.stdout) == (1, b"")
     assert b"request on stdin" in done.stderr
@@ -151,9 +151,7 @@ def test_options_that_are_not_a_map_are_an_error() -> None:
         ("audit.amount", "has type audit.amount"),
     ],
 )
-def test_what_cannot_be_typed_is_an_error_that_names_the_query_and_gives_a_hint(
-    type_: str, words: str
-) -> None:
+def test_an_untypable_column_is_an_error_with_the_query_and_a_hint(type_: str, words: str) -> None:
     error = failure(request({"name": "GetOne", "columns": [column("one", type_)]}))
     assert error.query == "GetOne"
     assert words in str(error)
@@ -328,7 +326,7 @@ def test_a_star_from_a_function_is_refused_where_sqlc_makes_a_record_of_it(tmp_p
 
 
 @needs_sqlc
-def test_with_a_database_sqlc_knows_what_a_function_returns(tmp_path: Path, empty_database: Database) -> None:
+def test_sqlc_knows_what_a_function_returns_with_a_database(tmp_path: Path, empty_database: Database) -> None:
     """Without one the same query is an error; the how-to page gives this as a way out."""
     schema = (
         "create function f(n int) returns table (a int, b text) language sql as 'select 1, null::text';\n"

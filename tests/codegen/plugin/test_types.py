@@ -101,13 +101,13 @@ def test_the_default_has_real_types_where_the_reference_has_any(text: str, expec
     assert annotation(text) == expected
 
 
-def test_what_may_be_null_is_optional_outside_the_list() -> None:
+def test_nullable_lists_are_optional_outside_the_list() -> None:
     assert annotation("int", not_null=False) == "Optional[int]"
     assert annotation("text[]", not_null=False) == "Optional[List[str]]"
 
 
 @pytest.mark.parametrize("text", ["pair", "span", "amounts", "point", "int4range", "xid8", "ext.geo", "bit"])
-def test_what_drivers_read_in_different_ways_is_not_guessed(text: str) -> None:
+def test_types_that_drivers_read_differently_are_not_guessed(text: str) -> None:
     with pytest.raises(Untypable) as caught:
         typed(text)
     assert "types: {" in caught.value.hint

@@ -87,7 +87,7 @@ class Lists(Admin):
             name = f"admin:fairq_{model._meta.model_name}_add"
             self.assertEqual(self.client.get(reverse(name)).status_code, 403)
 
-    def test_who_may_only_view_sees_no_actions(self) -> None:
+    def test_a_user_who_may_only_view_sees_no_actions(self) -> None:
         user = User.objects.create_user("eve", is_staff=True)
         user.user_permissions.add(Permission.objects.get(codename="view_task"))
         self.client.force_login(user)
@@ -158,7 +158,7 @@ class Limits(Admin):
         self.assertEqual(answer.status_code, 200)
         self.assertEqual(Tenant.objects.get(key='["mail", "zoë"]').max_running, 2)
 
-    def test_what_fairq_refuses_is_said(self) -> None:
+    def test_refusals_of_fairq_are_shown(self) -> None:
         data = {"queue": "nowhere", "group_key": "zoe", "max_running": "2"}
         answer = self.client.post(reverse("admin:fairq_tenant_add"), data, follow=True)
         self.assertEqual((answer.status_code, Tenant.objects.count()), (200, 0))

@@ -164,7 +164,7 @@ class Enqueueing(TestCase):
         self.assertIsInstance(result.id, str)
         self.assertLess(len(result.id), 64)
 
-    def test_what_is_no_json_is_a_type_error(self) -> None:
+    def test_a_value_without_json_is_a_type_error(self) -> None:
         with self.assertRaises(TypeError):
             tasks.add.enqueue(timezone.now())
         with self.assertRaises(TypeError):
@@ -244,7 +244,7 @@ class Results(TestCase):
         self.assertEqual(found, result)
         self.assertEqual(space.default_task_backend.get_result(result.id), result)
 
-    def test_who_enqueues_needs_one_right_more_for_it(self) -> None:
+    def test_enqueueing_needs_one_more_right(self) -> None:
         role = f"shop_app_{os.getpid()}"
         with connection.cursor() as cursor:
             cursor.execute(f"create role {role}")
@@ -267,12 +267,12 @@ class Results(TestCase):
             with self.subTest(unknown), self.assertRaises(exceptions.TaskResultDoesNotExist):
                 tasks.add.get_result(unknown)
 
-    def test_one_of_another_task_is_a_mismatch(self) -> None:
+    def test_a_result_of_another_task_is_a_mismatch(self) -> None:
         result = tasks.add.enqueue(1)
         with self.assertRaises(exceptions.TaskResultMismatch):
             tasks.mail.get_result(result.id)
 
-    def test_one_of_no_task_of_django_is_suspicious(self) -> None:
+    def test_a_result_of_no_django_task_is_suspicious(self) -> None:
         id = fairq.enqueue(connection, "bob", {}, kind="parse")
         with self.assertRaises(SuspiciousOperation):
             space.default_task_backend.get_result(str(id))
@@ -383,7 +383,7 @@ class Results(TestCase):
             self.assertEqual((result.status, result.attempts), (Status.FAILED, 0))
             self.assertEqual(result.errors[0].exception_class, why)
 
-    def test_whoever_speaks_sql_creates_tasks_as_well(self) -> None:
+    def test_sql_can_create_tasks(self) -> None:
         with connection.cursor() as cursor:
             cursor.execute("""select fairq.create_task('bob', '{"args": [2]}', p_kind => 'shop.tasks.add')""")
             id = str(cursor.fetchone()[0])
@@ -391,12 +391,12 @@ class Results(TestCase):
         testing.run_tasks()
         self.assertEqual(tasks.add.get_result(id).return_value, 3)
 
-    def test_what_is_no_task_is_unable_to_start(self) -> None:
+    def test_a_function_that_is_no_task_cannot_start(self) -> None:
         id = fairq.enqueue(connection, "bob", {}, kind="shop.tasks.no_task", max_attempts=1)
         (ran,) = testing.run_tasks(raise_errors=False)
         self.assertEqual((ran.id, ran.outcome), (id, "failed"))
 
-    def test_what_is_not_the_projects_is_not_imported(self) -> None:
+    def test_modules_outside_the_project_are_not_imported(self) -> None:
         fairq.enqueue(connection, "bob", {}, kind="antigravity.fly")
         (ran,) = testing.run_tasks(raise_errors=False, limit=1)
         self.assertEqual(ran.outcome, "declined")

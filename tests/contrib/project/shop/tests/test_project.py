@@ -51,7 +51,7 @@ class Migrations(testing.TransactionTestCase):
             call_command("migrate", "fairq", "zero", verbosity=0)
         self.assertEqual(install.schema_version(connection.connection), install.head())
 
-    def test_what_another_tool_installed_is_left_as_it_is(self) -> None:
+    def test_a_schema_installed_by_another_tool_stays_unchanged(self) -> None:
         tasks.add.enqueue(1)
         call_command("migrate", "fairq", "zero", fake=True, verbosity=0)
         call_command("migrate", "fairq", verbosity=0)
@@ -124,7 +124,7 @@ class CommandLine(testing.TransactionTestCase):
         self.assertEqual({each.name for each in Order.objects.all()}, {"a book", "a pen", "a parcel"})
         self.assertEqual(Order.objects.get(pk=result.return_value).name, "a book")
 
-    def test_what_a_task_enqueues_is_its_tenants(self) -> None:
+    def test_tasks_enqueued_by_a_task_belong_to_its_tenant(self) -> None:
         for task, tenant in ((tasks.follow_up, "bob"), (tasks.follow_up_later, "alice")):
             with groups.use(tenant):
                 task.enqueue()
