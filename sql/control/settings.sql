@@ -158,7 +158,7 @@ begin
 end;
 $$;
 
--- "weight = ($1).weight, …": so a statement that writes settings need not name them.
+-- "weight = ($1).weight, ...": so a statement that writes settings need not name them.
 create function fairq._assignments(p_changes jsonb) returns text
 language sql immutable set search_path = pg_catalog, pg_temp
 as $$ select string_agg(format('%1$I = ($1).%1$I', c.name), ', ') from jsonb_object_keys(p_changes) c(name) $$;
