@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from functools import cache
 from importlib import resources
 from typing import Any, TypeVar
 from urllib.parse import urlencode
@@ -174,12 +175,8 @@ def url(path: str, **query: Any) -> str:
     return path + ("?" + urlencode(given) if given else "")
 
 
-_versions: dict[str, str] = {}
-
-
+@cache
 def version_of(name: str) -> str:
     """The version of a static file, which a browser may cache for ever."""
-    if name not in _versions:
-        content = resources.files("fairq.web").joinpath("static", name).read_bytes()
-        _versions[name] = hashlib.sha256(content).hexdigest()[:12]
-    return _versions[name]
+    content = resources.files("fairq.web").joinpath("static", name).read_bytes()
+    return hashlib.sha256(content).hexdigest()[:12]
