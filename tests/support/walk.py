@@ -25,6 +25,12 @@ OUTCOMES = (
     *("succeeded",) * 5,
     *("failed", "retry", "retry", "cancelled", "expired", "released", "postponed", "declined", "interrupted"),
 )
+# Where rates stay: of a group, or of a user of one, the seconds that a task takes of it, and the burst.
+RATES: dict[tuple[str, str | None], tuple[int, int]] = {
+    ("a", None): (1, 3),
+    ("b", None): (10, 1),
+    ("c", "u"): (2, 2),
+}
 LIMITS = ("max_running", "rate_limit", "breaker_threshold")
 FINISH = """select fairq.finish_tasks(%s, %s, %s, %s, p_retry_delays => %s::interval[], p_holds => %s::text[],
   p_costs => %s::float8[])"""
@@ -32,9 +38,10 @@ STARVED_AFTER = 30  # rounds without an end, each of several seconds of the engi
 
 
 class Walk:
-    def __init__(self, database: Database, seed: int, moves: bool) -> None:
+    def __init__(self, database: Database, seed: int, moves: bool, rates_stay: bool = False) -> None:
         self.chance = Random(seed)
-        self.moves = moves
+        self.moves, self.rates_stay = moves, rates_stay
+        self.paid_at: dict[tuple[str, str, str | None], datetime] = {}
         self.now = datetime(2030, 1, 1, 12, tzinfo=UTC)
         self.done: list[str] = []
         self.conn = database.connect(autocommit=True)
@@ -47,6 +54,11 @@ class Walk:
         for queue in QUEUES:
             call(self.conn, "configure_queue", queue)
         self.workers = [self.register(), self.register()]
+        for (group, user), (seconds, burst) in RATES.items() if rates_stay else ():
+            name, rate = [group, user] if user else [group], {"rate_limit": 1, "rate_period": seconds}
+            for queue in QUEUES:
+                kind = "user" if user else "group"
+                call(self.conn, f"configure_{kind}", queue, *name, rate_burst=burst, **rate)
 
     # --- Around the steps --------------------------------------------------------------------------
 
@@ -188,6 +200,15 @@ class Walk:
         lease = self.maybe(("20 s",), 0.25)
         taken = self.call("pop_tasks", queue, most, self.chance.choice(self.workers), claim_lease=lease)
         self.done.append(f"  {[task for _, task, *_ in taken]}")
+        for task in taken if self.rates_stay else ():
+            for name in {(task[5], None), (task[5], task[-1])} & RATES.keys():
+                self.charge(queue, *name)
+
+    def charge(self, queue: str, group: str, user: str | None) -> None:
+        seconds, burst = RATES[group, user]
+        paid_at = max(self.now, self.paid_at.get((queue, group, user), self.now))
+        assert paid_at <= self.now + timedelta(seconds=(burst - 1) * seconds), (queue, group, user)
+        self.paid_at[queue, group, user] = paid_at + timedelta(seconds=seconds)
 
     def start(self) -> None:
         for worker, tasks in self.held().items():
@@ -246,6 +267,8 @@ class Walk:
         self.call("rebuild", self.chance.choice(QUEUES))
 
     def lose_what_is_derived(self) -> None:
+        if self.rates_stay:
+            return  # Only lanes know what was used of them.
         self.done.append("ticks, lanes and rings are lost")
         for table in ("ticks", "lanes", "rings"):
             run(self.conn, f"delete from fairq.{table}")  # noqa: S608
@@ -271,19 +294,18 @@ class Walk:
 
     def limits(self, prefix: str = "") -> dict[str, Any]:
         r = self.chance
-        said: dict[str, Any] = r.choice(
-            [
-                {"max_running": r.choice([None, 0, 1, 2, 5])},
-                {
-                    "rate_limit": r.choice([1, 3, 20]),
-                    "rate_period": r.choice([1, 10]),
-                    "rate_burst": r.choice([None, 1, 4]),
-                },
-                {"rate_limit": None},
-                {"breaker_threshold": r.choice([1, 2]), "breaker_cooldown": r.choice([1, 10])},
-                {"breaker_threshold": None},
-            ]
-        )
+        known: list[dict[str, Any]] = [
+            {"max_running": r.choice([None, 0, 1, 2, 5])},
+            {
+                "rate_limit": r.choice([1, 3, 20]),
+                "rate_period": r.choice([1, 10]),
+                "rate_burst": r.choice([None, 1, 4]),
+            },
+            {"rate_limit": None},
+            {"breaker_threshold": r.choice([1, 2]), "breaker_cooldown": r.choice([1, 10])},
+            {"breaker_threshold": None},
+        ]
+        said = r.choice([each for each in known if not (self.rates_stay and "rate_limit" in each)])
         return {prefix + name: value for name, value in said.items()}
 
     def set_queue(self) -> None:
