@@ -138,8 +138,10 @@ set plan_cache_mode = 'force_generic_plan' set jit = 'off' set enable_seqscan = 
       + case when a.began then 1024 else 0 end + case when a.ended then 2048 else 0 end
       + case when a.started_at is null and not a.ended then 4096 else 0 end as alike,
       count(*) as attempts, sum(a.cost) as cost,
-      coalesce(sum(case when a.began and a.ended then a.ran else tstzrange_subdiff(least(a.ended_at, p_until), greatest(a.started_at, p_from)) end), 0)
-        as seconds,
+      coalesce(sum(case
+        when a.began and a.ended then a.ran
+        when a.started_at is not null then tstzrange_subdiff(least(a.ended_at, p_until), greatest(a.started_at, p_from))
+      end), 0) as seconds,
       sum(a.ran) as ran, sum(a.waited) as waited, max(a.cost) as largest, max(a.ran) as longest, sum(a.used) as used, max(a.used) as most_used,
       min(a.runnable_at) as first_at,
       min(a.started_at) as first_start
@@ -149,8 +151,8 @@ set plan_cache_mode = 'force_generic_plan' set jit = 'off' set enable_seqscan = 
         tstzrange_subdiff(x.started_at, x.runnable_at) as waited,
         tstzrange_subdiff(coalesce(x.ended_at, p_until), x.started_at) as ran
       from (
-        select f.queue, f.group_key, f.kind, f.outcome, f.cost, coalesce(f.used, f.cost) as used, f.started_at, f.started_at as began_at,
-          f.finished_at as ended_at, greatest(f.created_at, f.run_at) as runnable_at
+        select f.queue, f.group_key, f.kind, f.outcome, f.cost, coalesce(f.used, case when f.started_at is not null then f.cost end) as used, f.started_at,
+          f.started_at as began_at, f.finished_at as ended_at, greatest(f.created_at, f.run_at) as runnable_at
         from fairq.finished_tasks f
         where f.shard_no + 0 = p_shard_no and f.finished_at >= p_from
           and coalesce(f.started_at, f.finished_at) < p_until
