@@ -123,10 +123,10 @@ declare
   v_popped fairq.placed[];
   v_promoted integer;
   v_goes_on boolean;
-  v_late bigint[];
+  v_is_late boolean := false;
+  v_after timestamptz;
   v_again bigint[];
   v_ready tid[];
-  v_ended bigint[];
   v_used_up bigint;
   v_waited boolean := false;
   v_rounds integer := 0;
@@ -135,32 +135,33 @@ begin
   v_has_news := v_tick.tick is null or fairq._has_news(v_tick) or fairq._lets_long(v_tick, p_now);
   loop
     v_promoted := null;
-    if v_rounds > 0 or v_late is not null or v_has_news then
+    if v_rounds > 0 or v_has_news then
       select m.o_promoted, m.o_popped, m.o_goes_on, m.o_tick into v_promoted, v_popped, v_goes_on, v_used_up
       from fairq._promote(p_shard_no, p_queue.queue, fairq._ready_target(p_shard_no, p_queue, p_worker_id, v_left), false, v_used_up, v_left, p_floor) m;
     end if;
     if v_promoted is null then
-      v_popped := fairq._pick(v_tick, v_left, true);
+      v_popped := fairq._pick(v_tick, v_left, true, v_after);
       v_used_up := v_tick.tick;
     end if;
 
-    v_late := null;
+    v_is_late := false;
     if v_popped <> '{}' then
       if v_taken = '{}' then
         -- Until the transaction ends nobody gives this worker up. Between a pop and its commit that would leave the tasks with nobody.
         perform from fairq.workers w where w.shard_no = p_shard_no and w.worker_id = p_worker_id and w.lost_at is null for key share;
         if not found then perform fairq._refuse_worker(p_worker_id); end if;
       end if;
-      -- A deadline may pass while a task is ready: such a task is late, and leaves ready by its end, or stays there. Tasks that promotion just handed over are
-      -- not judged again: by a clock that was set back since they might be late, and they have no row yet that could give back their places.
+      -- A deadline may pass while a task is ready: such a task is late, and left to promotion, see _ring_late. Tasks that promotion just handed over are not
+      -- judged again: by a clock that was set back since they might be late, and they are not ready.
       -- Nearly all tasks are at their first attempt; only the others may have been lost before.
-      select array_agg(p.id) filter (where p.expires_at <= p_now and p.ready is not null), array_agg(p.id) filter (where p.attempt > 1),
+      select bool_or(p.expires_at <= p_now and p.ready is not null), array_agg(p.id) filter (where p.attempt > 1),
         array_agg(p.ready) filter (where (p.expires_at <= p_now) is not true)
-      into v_late, v_again, v_ready
+      into v_is_late, v_again, v_ready
       from unnest(v_popped) p;
-      if v_late is not null then
-        v_ended := fairq._end_waiting(p_shard_no, v_late, 'expired', p_now);
-        v_popped := array(select p from unnest(v_popped) p where p.id <> all(v_late));
+      if v_is_late then
+        v_after := p_now;
+        perform fairq._ring_late(v_tick, p_now);
+        v_popped := array(select p from unnest(v_popped) p where (p.expires_at <= p_now and p.ready is not null) is not true);
       end if;
       if p_isolate and v_again is not null then
         v_again := array(
@@ -175,21 +176,20 @@ begin
       v_left := p_limit - cardinality(v_taken);
     end if;
     -- There was nothing to begin with. A pop that finds nothing looks once.
-    exit when v_left = 0 or (v_promoted is null and v_popped = '{}' and v_late is null and v_tick.horizon is null and not v_has_news);
+    exit when v_left = 0 or (v_promoted is null and v_popped = '{}' and v_is_late is not true and v_tick.horizon is null and not v_has_news);
 
     select k.* into v_tick from fairq._tick(p_shard_no, p_queue.queue) k;
     v_has_news := v_tick.tick is null or fairq._has_news(v_tick) or fairq._lets_long(v_tick, p_now);
-    -- A round that ended expired tasks is not counted, so that nobody stays hidden behind them.
-    v_rounds := v_rounds + case when v_late is null or v_ended = '{}' then 1 else 0 end;
-    if v_promoted is null and v_taken = '{}' and p_may_wait and not v_waited and (v_rounds > 1 or v_has_news) then
+    v_rounds := v_rounds + 1;
+    if v_promoted is null and v_taken = '{}' and v_after is null and p_may_wait and not v_waited and (v_rounds > 1 or v_has_news) then
       -- Another session promotes, and there is nothing else to do. That takes milliseconds; then look again.
       v_waited := true;
       continue when fairq._await_domain(p_shard_no, p_queue.queue);
     end if;
-    -- Nothing waits any more: all there was is taken. Behind expired tasks there may be more.
-    exit when v_tick.horizon is null and v_late is null and not v_has_news;
+    -- Nothing waits any more: all there was is taken.
+    exit when v_tick.horizon is null and v_is_late is not true and not v_has_news;
     -- Another session promotes, or no promotion can act on the news (as on a due task that another transaction has locked).
-    exit when v_rounds >= 8 or (v_rounds > 1 and v_popped = '{}' and (v_promoted is null or not v_goes_on));
+    exit when v_rounds >= 8 or (v_rounds > 1 and v_popped = '{}' and v_is_late is not true and (v_promoted is null or not v_goes_on));
   end loop;
   return v_taken;
 end;

@@ -407,12 +407,13 @@ create function fairq._is_before_horizon(p_tick fairq.ticks, p_task fairq.placed
 language sql immutable
 as $$ select (p_task.block, p_task.position) < (coalesce(p_tick.horizon, 9223372036854775807), coalesce(p_tick.horizon_position, 0)) $$;
 
--- Ready tasks in served order, locked for the caller, at most p_limit; with p_before_horizon only those that may be popped as things stand.
+-- Ready tasks in served order, locked for the caller, at most p_limit; with p_before_horizon only those that may be popped as things stand, with p_after
+-- only those whose deadline comes after it.
 -- A row that another session pops is skipped. So is one that another session popped after our snapshot: it is gone at the second look. If that session rolls
 -- back, the row becomes visible again at the same address.
 -- enable_sort is off: the rows come in the order of an index. For a table that was analysed while it was empty, another index with a sort behind it looks
 -- cheaper, and reads all of it.
-create function fairq._pick(p_tick fairq.ticks, p_limit integer, p_before_horizon boolean) returns fairq.placed[]
+create function fairq._pick(p_tick fairq.ticks, p_limit integer, p_before_horizon boolean, p_after timestamptz default null) returns fairq.placed[]
 language plpgsql set search_path = pg_catalog, pg_temp set enable_sort = off as $$
 begin
   return coalesce((
@@ -426,6 +427,7 @@ begin
         and (r.block, r.position) >= (p_tick.clock, p_tick.clock_position)
         and (r.block, r.position) < (
           case when p_before_horizon then coalesce(p_tick.horizon, 9223372036854775807) else 9223372036854775807 end, coalesce(p_tick.horizon_position, 0))
+        and (r.expires_at <= p_after) is not true
       order by r.block, r.position
       limit p_limit
       for update skip locked

@@ -1,5 +1,5 @@
 -- Takes ready tasks of lanes out of the order again when what made them ready no longer holds: a task that is before them in their group came, or came back;
--- the group was paused or held, its breaker opened, its budget was used up, its cap or another limit changed; or one of them is to be cancelled.
+-- the group was paused or held, its breaker opened, its budget was used up, its cap or another limit changed; or one of them is to be cancelled, or has expired.
 -- The lane goes back to the earliest address that came free, so admission hands out the same addresses again, in order, and what the tasks were charged is
 -- given back. A task that is being popped right now is locked and keeps its address; its group is looked at again in case that pop rolls back.
 -- Where groups share what tasks use, finish tag and charges may differ by what corrections said since. The difference stays a debt or becomes credit: otherwise
@@ -59,6 +59,23 @@ begin
     o_users := fairq._adopt(p_tick, o_users, p_users_configured, p_now, true);
   end if;
   o_lanes := p_lanes;
+end;
+$$;
+
+-- Rings for groups that have ready tasks whose deadline has passed, as if these were to be cancelled: promotion takes all that such a group has ready out of the
+-- order again, and ends what expired when it meets it in line. If they ended where they are, the group would pay with its turns for tasks that never ran.
+-- Returns whether anybody rings. Cost: the ready set.
+create function fairq._ring_late(p_tick fairq.ticks, p_now timestamptz) returns boolean
+language plpgsql set search_path = pg_catalog, pg_temp as $$
+begin
+  insert into fairq.rings (shard_no, queue, group_key, cancelled_id)
+  select p_tick.shard_no, p_tick.queue, r.group_key, min(r.id)
+  from fairq.ready r
+  where r.shard_no = p_tick.shard_no and r.queue = p_tick.queue and r.position >= 0
+    and (r.block, r.position) >= (p_tick.clock, p_tick.clock_position)
+    and r.expires_at <= p_now
+  group by r.group_key;
+  return found;
 end;
 $$;
 

@@ -13,6 +13,7 @@ declare
   v_last timestamptz := p_now;
   v_ended integer := 0;
   v_complete boolean := true;
+  v_rings boolean;
 begin
   for v_late in
     select e.queue, array_agg(e.id) as ids, max(e.expires_at) as last, count(*)::integer as tasks
@@ -29,7 +30,16 @@ begin
     v_last := greatest(v_late.last, case when v_found > v_late.tasks then v_last end);
     -- Whoever ends tasks that wait for a key holds #keys.
     if fairq._lock_domain(p_shard_no, v_late.queue, false) and fairq._lock_domain(p_shard_no, '#keys', false) then
-      v_ended := v_ended + cardinality(fairq._end_waiting(p_shard_no, v_late.ids, 'expired', p_now));
+      -- Ready tasks go back in line first.
+      select fairq._ring_late(k, p_now) into v_rings from fairq._tick(p_shard_no, v_late.queue) k;
+      if v_rings then
+        perform fairq._promote(p_shard_no, v_late.queue, 1, false);
+      end if;
+      perform fairq._end_waiting(p_shard_no, v_late.ids, 'expired', p_now);
+      v_ended := v_ended + (
+        select count(*)::integer from unnest(v_late.ids) i(id)
+        where not exists (select from fairq.tasks t where t.shard_no = p_shard_no and t.id = i.id offset 0)
+      );
     else
       v_complete := false;
     end if;

@@ -421,3 +421,33 @@ def test_tasks_lost_with_the_derived_state_are_counted_again(conn: Conn) -> None
     assert len(pop(conn, bob)) == 4
     assert_sound(conn)
     at(conn, "12:00:01")
+
+
+@pytest.mark.usefixtures("one_shard")
+@pytest.mark.parametrize("fairness", ["count", "time", "cost"])
+@pytest.mark.parametrize("how", ["pop", "upkeep"])
+@pytest.mark.parametrize("users", [None, ["a", "b"]], ids=["groups", "users"])
+def test_tasks_that_expire_while_they_are_ready_cost_no_turn(
+    conn: Conn, fairness: str, how: str, users: list[str] | None
+) -> None:
+    """I4: what is served instead comes as soon as if they had expired in line."""
+    call(conn, "configure_queue", "default", fairness=fairness)
+    bob = register(conn, slots=1000)
+    at(conn, "12:00:00")
+    options = {"user_keys": users * 50} if users else {}
+    late = create_many(conn, "late", 100, expires_at="2030-01-01 12:00:10+00", **options)
+    create_many(conn, "other", 300)
+    promote(conn, limit=200)
+    assert in_flight(conn, "late") == 0
+    at(conn, "12:00:11")
+    create_many(conn, "late", 100, **({"user_keys": users * 50} if users else {}))
+    if how == "upkeep":
+        assert maintain(conn)["expired"] == 100
+        assert_sound(conn)
+    served = pop(conn, bob, 40)
+    assert Counter(groups_of(served)) == {"late": 20, "other": 20}
+    if users:
+        assert Counter(users_of(served)) == {None: 20, "a": 10, "b": 10}
+    assert {state(conn, each) for each in late} == {"expired"}
+    assert Counter(groups_of(pop(conn, bob, 40))) == {"late": 20, "other": 20}
+    assert_sound(conn)

@@ -83,8 +83,11 @@ def estimates(conn: Conn) -> dict[tuple[str, str], tuple[float, int]]:
 
 
 def finish_of(conn: Conn, group: str) -> float:
-    """How many rounds of the lane lie ahead of the clock."""
-    query = "select fairq._rounds((fairq._lane(0, 'default', %s)).finish - (fairq._tick(0, 'default')).clock)"
+    """How many rounds of the lane lie ahead of the clock. A group without a lane stands at it."""
+    query = (
+        "select coalesce(fairq._rounds((fairq._lane(0, 'default', %s)).finish - k.clock), 0)"
+        " from fairq._tick(0, 'default') k"
+    )
     return float(one(conn, query, group))
 
 
