@@ -6,6 +6,7 @@ It has its own connection and never waits for the loop.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import math
@@ -42,6 +43,7 @@ class Keeper(threading.Thread):
 
     def __init__(self, node: Node) -> None:
         super().__init__(name="fairq-keeper", daemon=True)
+        self.ended = asyncio.Event()
         self.failures = 0
         self._node = node
         self._settings = node.settings
@@ -105,6 +107,7 @@ class Keeper(threading.Thread):
             with contextlib.suppress(OSError):
                 Path(self._settings.health).unlink()
         self._drop()
+        self._call(self.ended.set)
 
     def _tell_probes(self, file: Path) -> None:
         """Replace the health file atomically. Only called while the loop runs."""

@@ -113,7 +113,8 @@ class Node:
         if self._listener is not None:
             await self._listener.close()
         if self.keeper is not None:
-            await asyncio.to_thread(self.keeper.join, CLOSE_SECONDS)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self.keeper.ended.wait(), CLOSE_SECONDS)
         await self.database.disconnect()
 
     # --- The start ---

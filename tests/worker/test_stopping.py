@@ -218,6 +218,25 @@ def test_stop_gives_back_what_does_not_end_in_time_and_burns_no_attempt(desk: De
     assert desk.workers == 0
 
 
+def test_calls_that_fill_the_pool_of_to_thread_do_not_hold_up_the_end(desk: Desk) -> None:
+    own = fairq.App()
+    release = threading.Event()
+    pools: list[ThreadPoolExecutor] = []
+
+    @own.task
+    async def blocks(payload: Any) -> None:
+        pools.append(ThreadPoolExecutor(1))
+        asyncio.get_running_loop().set_default_executor(pools[0])
+        await asyncio.to_thread(release.wait, 60)
+
+    desk.enqueue("blocks")
+    with worker_thread(own, desk.dsn):
+        desk.wait_until(lambda: desk.running == 1, "it runs")
+    release.set()
+    pools[0].shutdown()
+    assert desk.workers == 0
+
+
 def test_stop_lets_handlers_end_within_the_grace_time(desk: Desk) -> None:
     """HR17"""
     own = fairq.App()
