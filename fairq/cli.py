@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import json
 import os
@@ -96,8 +97,9 @@ class Failure(click.ClickException):
     def show(self, file: IO[Any] | None = None) -> None:
         if self.as_json:
             error = {"code": self.code, "message": self.message, "hint": self.hint}
-            click.echo(json.dumps({"error": error}))
-            return
+            with contextlib.suppress(OSError):  # there may be no room for it
+                click.echo(json.dumps({"error": error}))
+                return
         from fairq.dsn import clean
 
         # Wrapped for a terminal, not for a log.
@@ -199,6 +201,8 @@ def failure_of(exc: Exception) -> Failure:
         return Failure(mask(message), hint=hint, code=code, exit_code=Exit.DATABASE)
     if isinstance(exc, UnicodeError):
         return Failure(f"the input is not UTF-8: {exc}", code="usage", exit_code=Exit.USAGE)
+    if isinstance(exc, OSError):
+        return Failure(mask(str(exc) or type(exc).__name__), code="system")
     hint = "This is a bug in fairq. Set FAIRQ_TRACEBACK=1 to see where, and please report it."
     return Failure(mask(f"{type(exc).__name__}: {exc}"), hint=hint, code="bug", exit_code=Exit.BUG)
 

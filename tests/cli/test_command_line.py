@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import click
@@ -193,6 +194,7 @@ def failing(commands: dict[str, Command], exc: BaseException, *arguments: str) -
         (install.WouldLoseData("x"), Exit.REFUSED),
         (install.PackageBroken("x"), Exit.BUG),
         (ZeroDivisionError("x"), Exit.BUG),
+        (PermissionError(13, "Permission denied", "x"), Exit.NO),
         (SystemExit(5), 5),
     ],
 )
@@ -250,6 +252,17 @@ def test_a_reader_that_leaves_early_is_no_error() -> None:
     errors = writer.stderr.read()
     writer.stderr.close()
     assert (writer.wait(60), errors) == (Exit.OK, b"")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
+@pytest.mark.parametrize(("arguments", "code"), [(["sql"], Exit.NO), (["stats", "--json"], Exit.USAGE)])
+def test_where_there_is_no_room_for_the_answer_that_is_said(arguments: list[str], code: int) -> None:
+    with open("/dev/full", "w") as full:
+        argv = [sys.executable, "-m", "fairq", *arguments]
+        done = subprocess.run(argv, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60)
+    assert done.returncode == code
+    assert done.stderr.startswith("fairq: ")
+    assert "bug" not in done.stderr
 
 
 # --- migrate --------------------------------------------------------------------------------------
