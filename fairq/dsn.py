@@ -8,9 +8,17 @@ from urllib.parse import quote, urlencode
 
 from fairq.errors import FairqError
 
-__all__ = ["VARIABLES", "DsnError", "clean", "describe", "mask", "resolve", "to_libpq", "to_url"]
+__all__ = ["VARIABLES", "DsnError", "clean", "describe", "mask", "patient", "resolve", "to_libpq", "to_url"]
 
 VARIABLES = ("FAIRQ_DSN", "DATABASE_URL")
+
+PATIENCE = {
+    "connect_timeout": "10",
+    "keepalives_idle": "20",
+    "keepalives_interval": "5",
+    "keepalives_count": "4",
+    "tcp_user_timeout": "60000",
+}
 
 # SQLAlchemy, Django and Heroku have their own schemes; libpq knows only postgres and postgresql.
 _SCHEME = re.compile(r"^(?:postgres|postgresql|postgis|pgsql)(?:\+\w+)?://", re.IGNORECASE)
@@ -60,6 +68,16 @@ def to_url(dsn: str) -> str:
         place = ""
     query = urlencode(parts, quote_via=quote, safe="")
     return f"postgresql://{login}{'@' if login else ''}{place}/{name}{'?' if query else ''}{query}"
+
+
+def patient(dsn: str, **wanted: str) -> str:
+    """With what is wanted of a connection and not said otherwise; a dead peer is noticed within a minute."""
+    from psycopg.conninfo import make_conninfo
+
+    parts, wanted = _parsed(dsn), PATIENCE | wanted
+    if os.environ.get("PGCONNECT_TIMEOUT"):
+        del wanted["connect_timeout"]
+    return make_conninfo(dsn, **{name: each for name, each in wanted.items() if parts.get(name) is None})
 
 
 def _parsed(text: str) -> dict[str, Any]:

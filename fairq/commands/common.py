@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-import os
 import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -18,7 +17,6 @@ from typing import Any
 
 import click
 import psycopg
-from psycopg.conninfo import conninfo_to_dict
 from psycopg.rows import dict_row
 from psycopg.types.json import set_json_loads
 from rich.cells import cell_len, set_cell_size
@@ -30,12 +28,11 @@ from fairq import install
 from fairq.cli import named_dsn, wants_json
 from fairq.commands.words import refusal
 from fairq.dsn import clean as clean
-from fairq.dsn import resolve
+from fairq.dsn import patient, resolve
 from fairq.errors import NotAllowed, Refused, translating
 
 Connection = psycopg.Connection[Any]
 
-CONNECT_SECONDS = 10
 PLAIN_WIDTH = 100_000  # in a file or a pipe nothing is cut off
 
 # --- The database ----------------------------------------------------------------------------------
@@ -46,12 +43,8 @@ def connect(dsn: str) -> Connection:
 
     Its transactions are READ COMMITTED, whatever the role's default is, because promotion needs that.
     """
-    parts = conninfo_to_dict(dsn)
-    patience: dict[str, Any] = {}
-    if "connect_timeout" not in parts and not os.environ.get("PGCONNECT_TIMEOUT"):
-        patience["connect_timeout"] = CONNECT_SECONDS
     conn = psycopg.connect(
-        dsn, autocommit=True, prepare_threshold=None, fallback_application_name="fairq", **patience
+        patient(dsn), autocommit=True, prepare_threshold=None, fallback_application_name="fairq"
     )
     conn.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
     set_json_loads(_loads, conn)

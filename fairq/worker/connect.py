@@ -10,8 +10,9 @@ from collections.abc import Iterator
 from typing import Any, TypeVar
 
 import psycopg
-from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from psycopg.conninfo import make_conninfo
 
+from fairq.dsn import patient
 from fairq.errors import Unavailable, UnknownWorker, is_retryable, sqlstate_of, translate
 from fairq.worker import log
 
@@ -20,15 +21,6 @@ Conn = TypeVar("Conn", bound="psycopg.BaseConnection[Any]")
 # What a database, or the way to it, can raise.
 FAILURES = (psycopg.Error, OSError)
 HUNG_UP = "the database did not answer, so the connection was closed"
-
-# Defaults for what the DSN does not set: notice a dead peer within a minute, and connect to no standby.
-_DEFAULTS: dict[str, str] = {
-    "target_session_attrs": "read-write",
-    "connect_timeout": "10",
-    "keepalives_idle": "20",
-    "keepalives_interval": "5",
-    "keepalives_count": "4",
-}
 
 # A timeout ended the statement, or its wait for a lock. The session is kept, because a new one has nothing
 # cached, would take longer, and might be stopped again.
@@ -40,12 +32,12 @@ def conninfo(dsn: str, application_name: str, patience: float = 60.0) -> str:
 
     A peer that acknowledges nothing for `patience` seconds counts as dead.
     """
-    given = {key for key, value in conninfo_to_dict(dsn).items() if value is not None}
-    wanted = {**_DEFAULTS, "tcp_user_timeout": str(round(patience * 1000))}
-    more = {key: value for key, value in wanted.items() if key not in given}
-    if "application_name" not in given:
-        more["application_name"] = application_name
-    return make_conninfo(dsn, **more, client_encoding="UTF8")
+    wanted = {
+        "target_session_attrs": "read-write",  # a standby is not written to
+        "tcp_user_timeout": str(round(patience * 1000)),
+        "application_name": application_name,
+    }
+    return make_conninfo(patient(dsn, **wanted), client_encoding="UTF8")
 
 
 def hang_up(conn: psycopg.BaseConnection[Any]) -> None:

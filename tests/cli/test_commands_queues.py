@@ -1,6 +1,5 @@
 """`fairq stats`, `top`, `queues`, `groups`, `maintain`, and what all commands share."""
 
-import inspect
 import json
 import os
 import re
@@ -16,6 +15,8 @@ from psycopg.conninfo import make_conninfo
 
 from fairq import policies
 from fairq.cli import COMMANDS, DSN, Exit, main
+from fairq.commands import common
+from fairq.dsn import to_url
 from fairq.options import options_of
 from tests.cli.running import answer, as_role, fairq, ok, process, terminal
 from tests.support.calls import column, create_all, one, pop, promote, register
@@ -734,13 +735,16 @@ def test_without_fairq_in_the_database_it_says_how_to_install_it(
     assert (error["code"], error["hint"]) == ("schema_missing", "Run: fairq migrate")
 
 
-def test_a_connection_that_waits_for_ever_is_given_up() -> None:
-    """A command must not hang silently: connecting has a limit, unless the DSN sets its own."""
-    from fairq.commands import common
-
-    source = inspect.getsource(common.connect)
-    assert "connect_timeout" in source
-    assert common.CONNECT_SECONDS == 10
+@pytest.mark.parametrize("own", ["", "&tcp_user_timeout=7000"])
+def test_who_does_not_answer_is_given_up(
+    database: Database, own: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody sits before a silent command, and the page does not wait for ever for a server that is gone."""
+    monkeypatch.delenv("PGCONNECT_TIMEOUT", raising=False)
+    with common.connect(to_url(database.dsn) + own) as conn:
+        said = conn.info.get_parameters()
+    assert (said["connect_timeout"], said["keepalives_idle"]) == ("10", "20")
+    assert said["tcp_user_timeout"] == (own[-4:] or "60000")
 
 
 ROLES = ("fairq_enqueue", "fairq_observe", "fairq_work", "fairq_admin")
