@@ -305,7 +305,7 @@ def test_migrate_tells_programs_what_it_did(empty_database: Database) -> None:
 def test_check_changes_nothing_and_exits_1_when_the_database_is_behind(empty_database: Database) -> None:
     done = fairq("migrate", "--check", "--dsn", empty_database.dsn)
     assert done.exit_code == Exit.NO
-    assert "Run: fairq migrate" in done.stdout
+    assert done.stdout.endswith("is at base, 1 step behind fairq_0001. Run: fairq migrate\n")
     as_json = fairq("migrate", "--check", "--json", "--dsn", empty_database.dsn)
     assert as_json.exit_code == Exit.NO
     assert json.loads(as_json.stdout)["pending"] == [revision.id for revision in install.revisions()]
@@ -343,6 +343,14 @@ def test_a_downgrade_that_would_lose_data_has_its_own_exit_code(database: Databa
     done = fairq("migrate", "--to", "base", "--dsn", database.dsn)
     assert done.exit_code == Exit.REFUSED
     assert "drop schema" in done.stderr
+
+
+def test_what_was_built_on_fairq_and_keeps_it_is_named(database: Database) -> None:
+    with database.connect() as conn:
+        conn.execute("create view public.mine as select id from fairq.tasks")
+    done = fairq("migrate", "--to", "base", "--dsn", database.dsn)
+    assert done.exit_code == Exit.DATABASE
+    assert "view public.mine depends on table fairq.tasks" in done.stderr
 
 
 def test_sql_prints_exactly_the_script() -> None:
