@@ -1,5 +1,6 @@
 """`fairq`, and `python -m fairq`."""
 
+import io
 import sys
 
 
@@ -10,6 +11,8 @@ def main() -> None:
         if exc.name != "click":
             raise
         sys.exit("fairq: the command line is not installed\n  pip install 'fairq[cli]'")
+    if isinstance(sys.stdout, io.TextIOWrapper):  # what a terminal has no letter for is shown escaped
+        sys.stdout.reconfigure(errors="backslashreplace")
     command_line(prog_name="fairq")
 
 

@@ -100,6 +100,17 @@ def test_a_tenant_cannot_send_escape_sequences_to_the_operator(
     assert "\x07" not in printed
 
 
+def test_a_letter_that_the_terminal_does_not_have_is_shown_escaped(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    database.connect(autocommit=True).execute("select fairq.create_task('snow \u2603', '1')")
+    monkeypatch.setenv("PYTHONIOENCODING", "latin-1")
+    with process(database, "groups") as started:
+        printed, errors = started.communicate(timeout=60)
+    assert r"snow \u2603" in printed
+    assert errors == ""
+
+
 # --- top --------------------------------------------------------------------------------------------
 
 
