@@ -201,9 +201,9 @@ class Engine:
         return self._done
 
     def is_last(self, node: Node) -> bool:
-        """Whether no other node answers. Modes once and drain do not wait for others."""
-        others = [each for each in self.nodes if each is not node]
-        return self.settings.mode != "forever" or all(each.database.failures for each in others)
+        """Whether all others have failed as often as they may. Modes once and drain do not wait for others."""
+        others, most = [each for each in self.nodes if each is not node], self.settings.db_retry_max_attempts
+        return self.settings.mode != "forever" or all(each.database.failures >= most for each in others)
 
     def give_up(self, node: Node, dead: bool) -> None:
         """From a keeper's thread. The process ends when all keepers that reach their database gave up."""

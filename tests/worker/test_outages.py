@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import os
@@ -22,6 +23,7 @@ from fairq.errors import Unavailable
 from fairq.worker import Worker
 from fairq.worker.config import Settings
 from fairq.worker.database import Database
+from fairq.worker.engine import Engine
 from tests.support.calls import pop, register
 from tests.support.proxy import proxy
 from tests.support.server import private_server
@@ -142,6 +144,23 @@ def test_a_worker_gives_up_after_as_many_failures_as_it_was_told() -> None:
         ).run()
     assert "secret" not in str(caught.value)
     assert caught.value.exit_code == 3
+
+
+def test_of_several_nodes_the_last_one_that_fails_so_often_ends_the_worker() -> None:
+    error = psycopg.OperationalError("away")
+
+    async def main() -> None:
+        settings = Settings(db_retry_max_attempts=2)
+        engine = Engine(app, "", settings, ("default",), print, False)
+        gone, other = (engine.node("", name).database for name in ("gone", "other"))
+        for _ in range(3):
+            gone.failed(error, "to take a turn")
+        other.failed(error, "to take a turn")
+        gone.failed(error, "to take a turn")
+        with pytest.raises(Unavailable, match="other failed 2 times in a row"):
+            other.failed(error, "to take a turn")
+
+    asyncio.run(main())
 
 
 def test_an_open_breaker_leaves_the_database_alone_and_lets_one_probe_through(
