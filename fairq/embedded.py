@@ -387,8 +387,8 @@ class Server:
 
     def dsn(self, dbname: str = "postgres") -> str:
         """A connection URI that psycopg, asyncpg and libpq understand."""
-        host = quote(str(self.socket_dir), safe="")
-        return f"postgresql://{SUPERUSER}@/{quote(dbname, safe='')}?host={host}&port={SOCKET_PORT}"
+        host, port = quote(str(self.socket_dir), safe=""), self._all_settings()["port"]
+        return f"postgresql://{SUPERUSER}@/{quote(dbname, safe='')}?host={host}&port={port}"
 
     @property
     def socket_dir(self) -> Path:

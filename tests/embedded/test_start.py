@@ -60,7 +60,7 @@ def test_settings_are_passed_on_and_a_restart_may_change_them(ask: Ask) -> None:
     ) as server:
         assert ask(server, "show max_connections") == "17"
         assert ask(server, "show log_lock_waits") == "on"
-        server.restart(settings={"max_connections": 18})
+        server.restart(settings={"max_connections": 18, "port": 5433})
         assert ask(server, "show max_connections") == "18"
         assert ask(server, "show work_mem") == "5MB"
 
