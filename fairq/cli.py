@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import json
+import math
 import os
 import shutil
 import sys
@@ -300,12 +301,20 @@ def together(*options: Callable[..., Any]) -> Callable[[Callable[..., Any]], Any
     return decorated
 
 
+class Seconds(click.FloatRange):
+    """nan is below no least number, and above no most."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        found = super().convert(value, param, ctx)
+        return self.fail(f"{value!r} is not a valid float.", param, ctx) if math.isnan(found) else found
+
+
 def amount(
-    names: str, default: float, help: str, *, least: float = 1, most: float | None = 100_000
+    names: str, default: float, help: str, *, least: float = 1, most: float = 100_000
 ) -> Callable[[Callable[..., Any]], Any]:
     """Declare an option that takes a number; a float default means seconds."""
     kind: Any
-    kind, shown = (click.IntRange, "N") if isinstance(default, int) else (click.FloatRange, "SECONDS")
+    kind, shown = (click.IntRange, "N") if isinstance(default, int) else (Seconds, "SECONDS")
     return option(f"{names} {shown}", help, type=kind(least, most), default=default)
 
 

@@ -41,8 +41,8 @@ def maintain(every: timedelta | None) -> None:
     fairq maintain
     fairq maintain --every 5s
     """
-    if every is not None and every.total_seconds() < 0.1:
-        raise click.UsageError("--every needs at least 100ms.")
+    if every is not None and not 0.1 <= every.total_seconds() <= 86400:
+        raise click.UsageError("--every takes 100ms to 1d.")
     if every is not None:
         # Ends like Ctrl-C. A container's first process ignores a TERM that it does not handle.
         signal.signal(signal.SIGTERM, signal.default_int_handler)

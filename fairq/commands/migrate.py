@@ -40,9 +40,8 @@ from fairq.worker.loading import load_app
     3.0,
     "How long to wait for a lock each time; your application's statements queue behind it.",
     least=0.01,
-    most=None,
 )
-@amount("--patience", 300.0, "How long to keep trying to get a lock.", least=0, most=None)
+@amount("--patience", 300.0, "How long to keep trying to get a lock.", least=0)
 def migrate(to: str, app: str | None, check: bool, lock_timeout: float, patience: float) -> None:
     """Each step is one transaction. Any number may run at once, for example one in each new container: the
     others wait and find the work done. A database that is newer than this fairq is refused.

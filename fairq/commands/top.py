@@ -28,7 +28,7 @@ BREATHE = 4
 
 @command(codes={0: "ended by you", 1: "no such queue"}, rights="fairq_observe")
 @option("--queue NAME", "Only this queue. Default: all.")
-@amount("--interval", 2.0, "Time between two looks. Grows if a look takes long.", least=0.1, most=None)
+@amount("--interval", 2.0, "Time between two looks. Grows if a look takes long.", least=0.1)
 @option("--count looks N", "End after this many looks.", type=click.IntRange(min=1))
 def top(queue: str | None, interval: float, looks: int | None) -> None:
     """On a terminal it refreshes in place until you press q or Ctrl-C. Elsewhere it writes one snapshot after

@@ -15,7 +15,7 @@ from typing import Any, get_args
 import click
 from click.core import ParameterSource
 
-from fairq.cli import Exit, Failure, command, failure_of, named_dsn, option, together, wants_json
+from fairq.cli import Exit, Failure, Seconds, command, failure_of, named_dsn, option, together, wants_json
 from fairq.dsn import VARIABLES, clean, mask
 from fairq.errors import ConfigurationError, FairqError, Refused, UnknownQueue
 from fairq.worker.config import TOLD, Nodes, Settings, queues_of
@@ -70,7 +70,7 @@ def settings_of_a_worker() -> Callable[..., Any]:
 @option(
     "--poll-interval SECONDS",
     "Longest pause between two looks for tasks, 1 to 300. Default: 5, or 1 without LISTEN.",
-    type=float,
+    type=Seconds(0, 100_000),
 )
 @option(
     "--listen-dsn DSN",
@@ -81,7 +81,7 @@ def settings_of_a_worker() -> Callable[..., Any]:
 @option(
     "--maintain-interval SECONDS",
     "How often to run the upkeep. 0: never, and fire no schedules.",
-    type=float,
+    type=Seconds(0, 100_000),
     default=5.0,
 )
 @option(

@@ -201,7 +201,7 @@ class Engine:
         return self._done
 
     def is_last(self, node: Node) -> bool:
-        """Whether all others have failed as often as they may. Modes once and drain do not wait for others."""
+        """Whether all others failed as often as they may. Modes once and drain do not wait for others."""
         others, most = [each for each in self.nodes if each is not node], self.settings.db_retry_max_attempts
         return self.settings.mode != "forever" or all(each.database.failures >= most for each in others)
 

@@ -66,6 +66,14 @@ def test_mistakes_of_a_worker_are_reported_by_option(options: str, says: str) ->
     assert "s3cr3t" not in done.stderr
 
 
+@pytest.mark.parametrize("option", ["top --interval", "migrate --lock-timeout", "work x --poll-interval"])
+@pytest.mark.parametrize("seconds", ["nan", "inf", "1e300"])
+def test_no_time_is_as_long_as_that(option: str, seconds: str) -> None:
+    done = fairq(*option.split(), seconds, "--dsn", NOWHERE)
+    assert done.exit_code == Exit.USAGE
+    assert f"Invalid value for '{option.split()[-1]}'" in done.stderr
+
+
 # --- Help -----------------------------------------------------------------------------------------
 
 
