@@ -19,6 +19,7 @@ from psycopg import pq, sql
 from psycopg.rows import namedtuple_row
 
 from fairq.codegen import nulls
+from fairq.codegen.config import text_of
 from fairq.codegen.model import (
     Catalog,
     Column,
@@ -46,7 +47,7 @@ _MAY_NOT_CREATE = ("42501", "25006")  # insufficient privilege, read-only transa
 def load(conn: psycopg.Connection[Any], files: Iterable[Path]) -> None:
     """Run schema files in their order. The connection must be in autocommit mode."""
     for path in files:
-        text = without_rollback(path.read_text())
+        text = without_rollback(text_of(path))
         try:
             # Without parameters the text goes out as one simple query: several statements, `%` untouched.
             psycopg.RawCursor(conn).execute(text)

@@ -124,7 +124,7 @@ def read_database(
     errors: list[GenerationError] = []
     for path in query_files:
         try:
-            statements = parse.parse_file(path.read_text(), _shown(path))
+            statements = parse.parse_file(config.text_of(path), _shown(path))
         except GenerationError as exc:
             errors.append(exc)
             continue

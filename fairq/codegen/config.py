@@ -57,28 +57,25 @@ def read(path: Path) -> tuple[Entry, ...]:
     def wrong(message: str, hint: str = "", place: str = str(path)) -> GenerationError:
         return GenerationError(message, hint=hint, path=place)
 
+    text = text_of(path)
     try:
-        text = path.read_text()
         document = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
-    except (OSError, ValueError, yaml.YAMLError) as exc:
+    except (ValueError, yaml.YAMLError) as exc:
         raise wrong(f"cannot be read: {exc}") from exc
     if not isinstance(document, dict) or not isinstance(document.get("sql"), list):
         raise wrong("there is no list `sql`", 'use version "2" of the format')
     version = document.get("version")
     if str(version) != "2":
         raise wrong(f"version {version!r} of the format is not supported", 'use version: "2"')
-    given = [plugin for plugin in document.get("plugins") or [] if isinstance(plugin, dict)]
-    plugins = {plugin.get("name"): plugin for plugin in given}
+    plugins = {str(plugin.get("name")): plugin for plugin in _maps(document, "plugins", str(path))}
     entries = []
-    for number, entry in enumerate(document["sql"], start=1):
+    for number, entry in enumerate(_maps(document, "sql", str(path)), start=1):
         place = f"{path}: sql entry {number}"
-        if not isinstance(entry, dict):
-            raise wrong("is not a map", place=place)
         if entry.get("engine") != "postgresql":
             raise wrong(f"its engine is {entry.get('engine')!r}", "use engine: postgresql", place)
         targets = []
-        for codegen in entry.get("codegen") or []:
-            if not isinstance(codegen, dict) or not _is_ours(codegen, plugins):
+        for codegen in _maps(entry, "codegen", place):
+            if not _is_ours(codegen, plugins):
                 continue
             if not codegen.get("out"):
                 raise wrong("a codegen entry has no `out`", "name the folder for the files", place)
@@ -94,12 +91,27 @@ def read(path: Path) -> tuple[Entry, ...]:
     return tuple(entries)
 
 
-def _is_ours(codegen: Mapping[str, Any], plugins: Mapping[Any, Mapping[str, Any]]) -> bool:
-    plugin = plugins.get(codegen.get("plugin"))
+def text_of(path: Path) -> str:
+    """In UTF-8, whatever the locale says; some editors put a mark before it."""
+    try:
+        return path.read_text("utf-8-sig")
+    except (OSError, ValueError) as exc:
+        raise GenerationError(f"cannot be read: {exc}", path=str(path)) from exc
+
+
+def _maps(where: Mapping[str, Any], what: str, place: str) -> list[dict[str, Any]]:
+    found = where.get(what) or []
+    if not isinstance(found, list) or not all(isinstance(each, dict) for each in found):
+        raise GenerationError(f"`{what}` must be a list of maps", path=place)
+    return found
+
+
+def _is_ours(codegen: Mapping[str, Any], plugins: Mapping[str, Mapping[str, Any]]) -> bool:
+    plugin = plugins.get(str(codegen.get("plugin")))
     if plugin is None:
         return codegen.get("plugin") == "fairq"
-    command = (plugin.get("process") or {}).get("cmd") or ""
-    return Path(str(command)).name == _PLUGIN
+    process = plugin.get("process")
+    return isinstance(process, dict) and Path(str(process.get("cmd"))).name == _PLUGIN
 
 
 def _files(given: Any, folder: Path, place: str, what: str) -> tuple[Path, ...]:

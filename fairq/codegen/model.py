@@ -241,7 +241,7 @@ def parse_options(given: Any, path: str = "") -> Options:
     known = {field.name for field in dataclasses.fields(Options)}
     for name in given:
         if name not in known:
-            close = difflib.get_close_matches(name, known, n=1)
+            close = difflib.get_close_matches(str(name), known, n=1)
             hint = f"did you mean {close[0]}?" if close else f"known options: {', '.join(sorted(known))}"
             raise GenerationError(f"unknown option {name!r}", hint=hint, path=path)
     try:

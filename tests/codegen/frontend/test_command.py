@@ -241,6 +241,11 @@ def test_scratch_databases_are_dropped_also_after_an_error(
         ("sqlc.yaml", CONFIG.replace("queries: queries", "queries: nope"), ["nope"]),
         ("sqlc.yaml", CONFIG.replace("sqlc-gen-fairq", "sqlc-gen-go"), ["no codegen entry"]),
         ("sqlc.yaml", "{", ["cannot be read"]),
+        ("sqlc.yaml", CONFIG.replace("plugins: [", "plugins: [5, "), ["`plugins` must be a list of maps"]),
+        ("sqlc.yaml", CONFIG.replace("mine, process", "[1], process"), ["no codegen entry"]),
+        ("sqlc.yaml", CONFIG.replace("{cmd: ./bin/sqlc-gen-fairq}", "5"), ["no codegen entry"]),
+        ("sqlc.yaml", CONFIG + "  - 5", ["`sql` must be a list of maps"]),
+        ("sqlc.yaml", CONFIG.replace("package:", "5: 6, package:"), ["unknown option 5"]),
     ],
 )
 def test_an_error_names_file_line_and_query(
@@ -252,6 +257,18 @@ def test_an_error_names_file_line_and_query(
     for part in said:
         assert part in result.output
     assert not (project / "out").exists()
+
+
+@pytest.mark.parametrize("file", ["sqlc.yaml", "schema/1_table.sql", "queries/t.sql"])
+def test_files_are_utf_8_whatever_the_locale_says_with_or_without_its_mark(
+    project: Path, run: Run, file: str
+) -> None:
+    (project / file).write_text((project / file).read_text(), "utf-8-sig")
+    assert run().exit_code == 0
+    (project / file).write_bytes(b"\xff")
+    result = run()
+    assert result.exit_code == 1
+    assert f"{file}: cannot be read" in result.output
 
 
 def test_all_queries_with_errors_are_told_at_once(project: Path, run: Run) -> None:
