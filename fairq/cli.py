@@ -196,7 +196,7 @@ def failure_of(exc: Exception) -> Failure:
     if psycopg is not None and isinstance(exc, psycopg.Error):
         message = exc.diag.message_primary or str(exc).strip() or type(exc).__name__
         code = exc.sqlstate or "unreachable"
-        hint = "\n".join(filter(None, (exc.diag.message_detail, exc.diag.message_hint))) or None
+        hint = mask("\n".join(filter(None, (exc.diag.message_detail, exc.diag.message_hint)))) or None
         if not exc.sqlstate:
             hint = "Is the database running, and does --dsn name it and a user that may connect?"
         return Failure(mask(message), hint=hint, code=code, exit_code=Exit.DATABASE)

@@ -339,6 +339,7 @@ _DRIVERS = ("psycopg", "psycopg2", "sqlalchemy", "asyncpg", "django")
 # Errors of drivers without a SQLSTATE, by the name of their class.
 _BY_NAME: dict[str, type[DatabaseError]] = {
     "PendingRollbackError": TransactionAborted,
+    "PipelineAborted": TransactionAborted,
     "TransactionManagementError": TransactionAborted,
     "OperationalError": Unavailable,
     "InterfaceError": Unavailable,

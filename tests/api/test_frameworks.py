@@ -12,6 +12,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 import fairq
+from fairq import errors
 from tests.api.addresses import alchemy_url, django_handler
 from tests.support.database import Database
 
@@ -42,6 +43,16 @@ def test_psycopgs_pipeline_takes_many_calls(
         for n in range(5):
             fairq.enqueue(conn, group, n)
     assert payloads(observer, group) == [0, 1, 2, 3, 4]
+
+
+def test_a_pipeline_that_an_error_has_broken_says_so(shared: Database, group: str) -> None:
+    conn = shared.connect()
+    with conn.pipeline():
+        with pytest.raises(errors.UnknownQueue):
+            fairq.enqueue(conn, group, queue="nobody's")
+        with pytest.raises(errors.TransactionAborted):
+            fairq.enqueue(conn, group)
+    conn.rollback()
 
 
 class Base(DeclarativeBase):
