@@ -17,6 +17,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
@@ -36,7 +37,8 @@ __all__ = ["instrument", "middleware", "uninstrument"]
 logger = logging.getLogger("fairq.otel")
 
 CONNECT_SECONDS = 3
-ASK_TIMEOUT = "1s"
+ASK_TIMEOUT = "1s"  # then the server gives up
+ANSWER_SECONDS = 3.0  # and then we do
 AGAIN_SECONDS = 30.0  # after a failure
 
 
@@ -114,7 +116,8 @@ def middleware(provider: TracerProvider | None = None, *, waits: str | None = No
     async def atraced(ctx: Context, call_next: Callable[[], Any]) -> Any:
         with processing(ctx) as span:
             if asks and span.is_recording():
-                await asyncio.to_thread(asks.tell, span, _tasks(ctx))
+                loop = asyncio.get_running_loop()
+                await loop.run_in_executor(asks.thread, asks.tell, span, _tasks(ctx))
             return await call_next()
 
     return traced, atraced
@@ -135,6 +138,8 @@ class _Waits:
         weakref.finalize(self, _close, self._opened)
         self._guard = threading.Lock()
         self._not_before = 0.0
+        self.thread = ThreadPoolExecutor(1, "fairq-traces")
+        """For handlers on a loop, whose own pool may be full."""
 
     def tell(self, span: Span, tasks: Sequence[Context]) -> None:
         for row in self._read([each.id for each in tasks]):
@@ -148,6 +153,9 @@ class _Waits:
             span.add_event("fairq.started", about, int(row.started_at.timestamp() * 1e9))
 
     def _read(self, ids: list[int]) -> list[inspection.ReadWaitsRow]:
+        # Not at the top: who creates tasks needs no worker.
+        from fairq.worker.connect import FAILURES, answering
+
         with self._guard:
             if time.monotonic() < self._not_before:
                 return []
@@ -162,10 +170,10 @@ class _Waits:
                     )
                     self._opened.append(conn)
                 (conn,) = self._opened
-                with conn.transaction():
+                with answering(conn, ANSWER_SECONDS), conn.transaction():
                     web.beginning(conn, statement_timeout=ASK_TIMEOUT)
                     return inspection.read_waits(conn, ids=ids)
-            except psycopg.Error as exc:
+            except FAILURES as exc:
                 self._not_before = time.monotonic() + AGAIN_SECONDS
                 _close(self._opened)
                 logger.warning(

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, LiteralString
 
 import psycopg
@@ -21,6 +23,9 @@ from fairq.worker import Worker
 from tests.api.kinds import Opened
 from tests.support.calls import call, one, run
 from tests.support.database import Database
+from tests.support.proxy import proxy
+from tests.support.sessions import wait_until
+from tests.worker.running import worker_thread
 
 exporter = InMemorySpanExporter()
 provider = TracerProvider()
@@ -165,6 +170,31 @@ def test_failing_queries_of_traces_stop_no_work(database: Database, caplog: pyte
     ]
     assert [each.getMessage() for each in caplog.records if each.name == "fairq.otel"] == [
         "traces do not say what tasks wait for: OperationalError"
+    ]
+
+
+def test_a_database_that_says_nothing_and_threads_that_hang_stop_no_work(
+    database: Database, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(fairq.otel, "ANSWER_SECONDS", 0.2)
+    conn = database.connect(autocommit=True)
+    release, pool = threading.Event(), ThreadPoolExecutor(1)
+    with proxy(database.dsn) as network:
+        own = fairq.App(middleware=[fairq.otel.middleware(provider, waits=network.dsn)])
+
+        @own.task
+        async def works(payload: int) -> None:
+            asyncio.get_running_loop().set_default_executor(pool)
+            pool.submit(release.wait, 60)
+            network.freeze()
+
+        with worker_thread(own, database.dsn):
+            for number in range(3):
+                works.enqueue(conn, "bob", number)
+                wait_until(lambda: one(conn, "select count(*) from fairq.tasks") == 0, "it ends")
+            release.set()
+    assert [each.getMessage() for each in caplog.records if each.name == "fairq.otel"] == [
+        "traces do not say what tasks wait for: TimeoutError"
     ]
 
 
