@@ -109,7 +109,7 @@ class Schedule:
         return said  # type: ignore[no-any-return]
 
 
-_EVERY = re.compile(r"every (\d+(?:\.\d+)?) ?(s|m|h|d)")
+_EVERY = re.compile(r"every (\d{1,8}(?:\.\d+)?) ?(s|m|h|d)")
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
@@ -222,8 +222,8 @@ def ticks_of(
     """The ticks after a time, in UTC."""
     if every is None:
         return _cron(cron or "", time_zone, after)
-    if every < timedelta(seconds=1):
-        raise InvalidSchedule(f"every is {every}", "It must be at least a second.")
+    if not timedelta(seconds=1) <= every <= timedelta(days=366):
+        raise InvalidSchedule(f"every is {every}", "It must be a second to 366 days.")
     epoch = datetime.fromtimestamp(0, UTC)
     first = (after - epoch) // every + 1
     return (epoch + (first + nth) * every for nth in range(2**31))

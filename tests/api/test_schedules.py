@@ -82,6 +82,8 @@ def test_rules_by_length(rule: str | timedelta, every: float) -> None:
         fairq.Schedule("* * * * *", time_zone="Europe/Atlantis"),
         fairq.Schedule("* * * * *", time_zone="../etc/passwd"),
         fairq.Schedule(timedelta(0)),
+        fairq.Schedule(timedelta.max),
+        fairq.Schedule("every 999999999999d"),
         fairq.Schedule(10),  # type: ignore[arg-type]
     ],
     ids=repr,
