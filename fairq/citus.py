@@ -13,8 +13,6 @@ from psycopg.rows import tuple_row
 from fairq.errors import FairqError
 
 PRESENT = "select extversion from pg_extension where extname = 'citus'"
-# The bits of a task's or worker's id above the lowest 48 say which node issued it.
-NODE_BITS = 48
 
 
 class ClusterNotReady(FairqError, exit_code=4):

@@ -58,7 +58,7 @@ def test_a_task_goes_to_the_node_of_its_group_from_wherever_it_comes(conns: list
     first, second = (group_of(conns[0], node) for node in (1, 2))
     ids = [create(conn, group) for conn in conns for group in (first, second)]
     assert waiting(conns) == [0, 3, 3]
-    assert [each >> citus.NODE_BITS for each in ids] == [1, 2] * 3
+    assert [each >> 48 for each in ids] == [1, 2] * 3
     # In the order in which they were created, whoever did.
     for conn, group, mine in ((conns[1], first, ids[::2]), (conns[2], second, ids[1::2])):
         popped = run(conn, "select id, group_key from fairq.pop_tasks('default', 10, %s)", register(conn))
@@ -281,7 +281,7 @@ def test_who_registered_a_worker_speaks_for_it_from_every_node(cluster: Cluster,
 
 
 def test_a_worker_has_a_number_that_no_other_node_gives(conns: list[Conn]) -> None:
-    assert [register(conn) >> citus.NODE_BITS for conn in conns] == [0, 1, 2]
+    assert [register(conn) >> 48 for conn in conns] == [0, 1, 2]
 
 
 def test_a_schedule_is_on_the_node_of_its_group(conns: list[Conn]) -> None:
@@ -457,7 +457,7 @@ def test_groups_move_to_a_new_node_and_their_old_tasks_end_where_they_are(
             [shard, *cluster.place(2), *cluster.place(3)],
         )
         young = create(conns[1], group)
-        assert (old >> citus.NODE_BITS, young >> citus.NODE_BITS) == (2, node)
+        assert (old >> 48, young >> 48) == (2, node)
         with cluster.connect(3) as fresh:
             assert one(fresh, "select max_attempts from fairq.queues where queue = 'mail'") == 9
             assert one(fresh, "select weight from fairq.groups where queue = 'mail'") == 3
