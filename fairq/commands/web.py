@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import secrets
+import signal
 from urllib.parse import urlencode
 
 import click
@@ -53,4 +55,7 @@ def web(host: str, port: int, token: str | None, secret: str | None, allow_chang
         shown = f"[{host}]" if ":" in host else host
         query = "?" + urlencode({"token": token}) if token else ""
         click.echo(f"http://{shown}:{listening.getsockname()[1]}/{query}")
-        server(app).run([listening])
+        # As for Ctrl-C: uvicorn passes the signal on when it has ended.
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
+        with contextlib.suppress(KeyboardInterrupt):
+            server(app).run([listening])

@@ -26,7 +26,7 @@ from starlette.responses import (
     StreamingResponse,
 )
 from starlette.routing import Route
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from fairq import metrics
 from fairq.commands.common import plain
@@ -60,6 +60,7 @@ SHOWS_ONLY = pages.trouble("Not allowed", 403, "This page does not allow changes
 FOREIGN_FORM = pages.trouble(
     "Not allowed", 403, "This form is not from this page. Go back and reload the page."
 )
+LOOK_SECONDS = 0.2  # how often a stream looks whether the server is about to end
 BREATHE = 9  # a slow page is computed at most a tenth of the time
 
 Shows = Callable[[Ask], Page]
@@ -77,7 +78,7 @@ def asgi(
     allow: Rule | None = None,
     allow_changes: bool | Rule = False,
     secret: str | bytes | None = None,
-) -> ASGIApp:
+) -> Web:
     """The page as an ASGI app, to serve or to mount.
 
     `dsn`: the database; by default FAIRQ_DSN, then DATABASE_URL. A login with fairq_observe sees everything
@@ -86,10 +87,13 @@ def asgi(
     `allow_changes`: whether they may also make changes; True, or a function of the request.
     `secret`: signs the links for tenants, see `link`.
     """
-    return headers_around(_App(Site(dsn), Guard(token, allow), allow_changes, secret).starlette)
+    return Web(Site(dsn), Guard(token, allow), allow_changes, secret)
 
 
-class _App:
+class Web:
+    is_over = False
+    """Set when the server is about to end: streams end, too."""
+
     def __init__(
         self, site: Site, guard: Guard, allow_changes: bool | Rule, secret: str | bytes | None
     ) -> None:
@@ -101,7 +105,7 @@ class _App:
         )
         self._streams: Counter[str] = Counter()
         self._for_tenants = ThreadPoolExecutor(FOR_TENANTS, "fairq-tenants")
-        self.starlette = Starlette(
+        starlette = Starlette(
             routes=[
                 Route("/", self._page(pages.shares)),
                 *(Route(f"/{shows.__name__}", self._page(shows)) for shows in PAGES),
@@ -116,6 +120,10 @@ class _App:
             exception_handlers={404: self._nowhere},
             lifespan=self._watching,
         )
+        self._answer = headers_around(starlette)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._answer(scope, receive, send)
 
     @contextlib.asynccontextmanager
     async def _watching(self, _: Starlette) -> AsyncIterator[None]:
@@ -258,7 +266,7 @@ class _App:
     ) -> AsyncIterator[str]:
         """The live part of a page whenever it has changed, else a comment."""
         ends, before = time.monotonic() + seconds, ""
-        while time.monotonic() < ends:
+        while time.monotonic() < ends and not self.is_over:
             started = time.monotonic()
             page = await show()
             if page.status != 200:
@@ -269,7 +277,10 @@ class _App:
                 before = html
             if page.every is None:
                 return
-            await asyncio.sleep(max(page.every, BREATHE * (time.monotonic() - started)))
+            pause = max(page.every, BREATHE * (time.monotonic() - started))
+            while pause > 0 and not self.is_over:
+                await asyncio.sleep(min(pause, LOOK_SECONDS))
+                pause -= LOOK_SECONDS
 
     # --- Around ------------------------------------------------------------------------------------
 

@@ -8,14 +8,21 @@ import threading
 from collections.abc import Iterator
 
 import uvicorn
-from starlette.types import ASGIApp
+
+from fairq.web.app import Web
 
 PORT = 8377
 GRACE_SECONDS = 1  # for open streams when it ends; browsers reconnect
 
 
-def server(app: ASGIApp) -> uvicorn.Server:
-    return uvicorn.Server(
+class _Server(uvicorn.Server):
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self.config.app.is_over = True  # type: ignore[union-attr]
+        await super().shutdown(sockets)
+
+
+def server(app: Web) -> uvicorn.Server:
+    return _Server(
         uvicorn.Config(
             app,
             log_level="warning",
@@ -33,7 +40,7 @@ def bound(host: str, port: int) -> socket.socket:
 
 
 @contextlib.contextmanager
-def in_background(app: ASGIApp) -> Iterator[str]:
+def in_background(app: Web) -> Iterator[str]:
     """Serve this machine in a thread, at the usual port if it is free. Yields the address."""
     try:
         listening = bound("127.0.0.1", PORT)

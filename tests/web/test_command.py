@@ -40,7 +40,9 @@ def test_it_serves_until_it_is_told_to_end(database: Database, number: signal.Si
         with urllib.request.urlopen(request, timeout=30) as stream:
             assert stream.readline() == b"event: message\n"
             started.send_signal(number)
-            started.wait(timeout=30)
+            assert started.wait(timeout=30) == 0
+        assert started.stderr
+        assert started.stderr.read() == ""
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "127.0.0.2"])
