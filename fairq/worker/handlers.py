@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import os
 import queue
 import sys
 import threading
@@ -135,6 +136,14 @@ RUNNING: contextvars.ContextVar[Entry] = contextvars.ContextVar("fairq_running")
 Ended = Callable[[Entry, BaseException | None, Any], None]
 
 
+def _end_child(pid: int, error: BaseException | None) -> None:
+    """A handler forked, and its child returned or exits. It is no worker, though it has our sockets."""
+    if os.getpid() == pid:
+        return
+    code = error.code if isinstance(error, SystemExit) else error is not None
+    os._exit(code if isinstance(code, int) else code is not None)
+
+
 def conclude(entry: Entry, exception: BaseException | None, result: Any) -> Outcome:
     """How the attempt ends, from what the handler raised or returned, and whether it was told to stop."""
     task = entry.task
@@ -187,6 +196,7 @@ class Loopside:
         self._ready: deque[Entry] = deque()
         self._coming = False
         self._alive: set[asyncio.Task[None]] = set()
+        self._pid = os.getpid()
         # Each handler starts with the context variables of the worker's start, not with another handler's.
         self._base = contextvars.copy_context()
 
@@ -239,6 +249,7 @@ class Loopside:
                     checked(result)
             except BaseException as exc:  # also SystemExit and KeyboardInterrupt, which the handler raised
                 error = exc
+            _end_child(self._pid, error)
             entry.runner = None
             RUNNING.reset(token)
             ended(entry, error, result)
@@ -265,6 +276,7 @@ class Threads:
         self._done: deque[tuple[Entry, BaseException | None, Any]] = deque()
         self._signalled = False
         self._made = 0
+        self._pid = os.getpid()
         self._base = contextvars.copy_context()
 
     def add(self, entry: Entry) -> None:
@@ -296,6 +308,7 @@ class Threads:
                 result = self._base.copy().run(self._call, entry)
             except BaseException as exc:  # sys.exit() in a handler ends the attempt, not the thread
                 error = exc
+            _end_child(self._pid, error)
             self._idle.release()
             self._tell(entry, error, result)
             del entry, result, error  # so that an idle thread keeps nothing alive

@@ -372,6 +372,18 @@ def test_a_child_of_a_handler_can_be_terminated(desk: Desk) -> None:
     assert desk.effects(f"ended with {-signal.SIGTERM}") == 1
 
 
+@pytest.mark.parametrize("kind", ["has_a_child", "has_a_child_on_the_loop"])
+def test_a_child_of_a_handler_that_returns_or_exits_is_no_worker(desk: Desk, kind: str) -> None:
+    """It has the sockets of its parent, and would take turns on them, or wait for tasks for ever."""
+    for code in (0, 7):
+        desk.enqueue(kind, code)
+    with work_process(desk.dsn, "--drain", "-c", "1") as worker:
+        assert worker.wait() == 0, worker.output
+    assert (desk.effects("ended with 0"), desk.effects("ended with 7")) == (1, 1)
+    assert desk.outcomes() == {"succeeded": 2}
+    assert len(worker.lines) == 1, worker.output
+
+
 @pytest.mark.parametrize("processes", ["1", "2"])
 def test_a_signal_in_the_last_moment_of_a_drain_changes_nothing(desk: Desk, processes: str) -> None:
     """The signal comes after the worker's end, while Python tidies up."""

@@ -8,6 +8,7 @@ import contextlib
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 import time
 from typing import Any
@@ -107,6 +108,20 @@ def forks(payload: Any, ctx: fairq.Context) -> None:
     child.join(20)
     note(f"ended with {child.exitcode}", ctx)
     child.kill()
+
+
+@app.task
+def has_a_child(payload: int, ctx: fairq.Context) -> None:
+    """Which ends as in a program of its own."""
+    if not (child := os.fork()):
+        return sys.exit(payload) if payload else None
+    note(f"ended with {os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])}", ctx)
+    return None
+
+
+@app.task
+async def has_a_child_on_the_loop(payload: int, ctx: fairq.Context) -> None:
+    has_a_child(payload, ctx)
 
 
 @app.task
