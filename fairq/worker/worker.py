@@ -20,6 +20,7 @@ from fairq.errors import ConfigurationError, FairqError
 from fairq.worker import log
 from fairq.worker.breaker import State
 from fairq.worker.config import Settings, problems
+from fairq.worker.ending import Stuck
 from fairq.worker.engine import Announce, Engine
 from fairq.worker.handlers import whereabouts
 from fairq.worker.node import UNWIND_SECONDS
@@ -108,6 +109,9 @@ class Worker:
         With `handle_signals`, which works only in the main thread, TERM and INT end the worker gracefully,
         and a second one or QUIT at once. The worker then also ends the process if a handler holds up the end.
         """
+        with contextlib.suppress(RuntimeError):
+            asyncio.get_running_loop()
+            raise ConfigurationError("a loop is running here already", "There, await worker.arun().")
         self._owns_process = handle_signals
         with contextlib.ExitStack() as stack:
             if handle_signals:
@@ -145,6 +149,12 @@ class Worker:
                         self.stop(now=self._stop_level > 0)
                     else:
                         log.logger.error("ignoring sys.exit(%s) in an asyncio task of a handler", exc.code)
+                except asyncio.CancelledError as exc:
+                    raise Stuck("a handler cancelled every task on the loop, the worker's own, too") from exc
+                except RuntimeError:
+                    if main.done():
+                        raise
+                    log.logger.error("a handler stopped the loop; it goes on")
         finally:
             _tidy(loop)
 

@@ -177,6 +177,35 @@ def test_a_handler_whose_own_task_exits_does_not_end_the_worker(desk: Desk) -> N
     assert desk.end(bad)[0] == "failed"
 
 
+def test_a_handler_that_stops_the_loop_does_not_end_the_worker(desk: Desk) -> None:
+    own = fairq.App()
+
+    @own.task
+    async def stops(payload: Any) -> None:
+        asyncio.get_running_loop().stop()
+        await asyncio.sleep(0)
+
+    ids = [desk.enqueue("stops") for _ in range(2)]
+    drain(own, desk.dsn)
+    assert [desk.end(id)[0] for id in ids] == ["succeeded"] * 2
+
+
+def test_a_handler_that_cancels_whatever_is_on_the_loop_is_named(desk: Desk) -> None:
+    """The worker cannot go on, but it ends in good order."""
+    own = fairq.App()
+
+    @own.task
+    async def cancels(payload: Any) -> None:
+        for each in asyncio.all_tasks():
+            each.cancel()
+        await asyncio.sleep(60)
+
+    id = desk.enqueue("cancels", max_attempts=1)
+    with pytest.raises(Stuck, match="cancelled every task"):
+        drain(own, desk.dsn)
+    assert (desk.end(id)[0], desk.workers) == ("failed", 0)
+
+
 def test_an_await_that_is_cancelled_by_somebody_else_is_an_error_not_a_cancellation(desk: Desk) -> None:
     own = fairq.App()
 

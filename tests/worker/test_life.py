@@ -14,7 +14,7 @@ import psycopg
 import pytest
 
 import fairq
-from fairq.errors import UnknownQueue
+from fairq.errors import ConfigurationError, UnknownQueue
 from fairq.worker import Worker, keeper
 from fairq.worker.turns import Turns
 from tests.support.proxy import proxy
@@ -284,6 +284,14 @@ def test_the_worker_runs_on_a_loop_that_is_there_already(desk: Desk) -> None:
     desk.enqueue_many("ameasure", 3, {"name": "a"})
     asyncio.run(Worker(app, desk.dsn, mode="drain").arun())
     assert desk.outcomes() == {"succeeded": 3}
+
+
+def test_a_loop_of_its_own_is_refused_where_one_is_running() -> None:
+    async def main() -> None:
+        with pytest.raises(ConfigurationError, match="already"):
+            Worker(app, "host=nowhere").run()
+
+    asyncio.run(main())
 
 
 def test_the_role_of_workers_is_enough(desk: Desk) -> None:
