@@ -135,6 +135,8 @@ def read_database(
                     raise error_in(query, f"its name is taken in {other.path}", "names must be unique")
             except GenerationError as exc:
                 errors.append(exc)
+            except RecursionError:
+                errors.append(statement.error("its expressions are nested too deeply"))
     if len(errors) == 1:
         raise errors[0]
     if errors:

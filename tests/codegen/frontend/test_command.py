@@ -234,6 +234,7 @@ def test_scratch_databases_are_dropped_also_after_an_error(
         ("queries/t.sql", "-- name: A :copyfrom\nselect 1", [":copyfrom needs an insert"]),
         ("queries/t.sql", "-- name: A :one\n-- fairq: not null x\nselect a from t", ["names x", "known: a"]),
         ("queries/t.sql", "-- name: A :one\n-- fairq: notnull a\nselect a from t", ["not understood"]),
+        ("queries/t.sql", f"-- name: A :one\nselect 1{' + 1' * 3000} as x", ["query A", "nested too deeply"]),
         ("queries/models.sql", "-- name: A :one\nselect 1 as x", ["models.py", "rename"]),
         ("sqlc.yaml", "version: '1'\nsql: []", ["version"]),
         ("sqlc.yaml", CONFIG.replace("psycopg", "psycopgg"), ["template"]),
