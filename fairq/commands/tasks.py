@@ -102,7 +102,8 @@ def enqueue(
     if payload is not None or any(keys.values()):
         raise click.UsageError("With --from, payloads and keys belong in the lines of the file.")
     with _lines(source) as lines:
-        done = _enqueue_many(itertools.islice(lines, skip, None), options, group, batch, commit_each)
+        rest = itertools.dropwhile(lambda line: line[0] <= skip, lines)
+        done = _enqueue_many(rest, options, group, batch, commit_each)
     text = f"{count(done['created'], 'task')} of {count(done['groups'], 'group')}"
     text += f": {done['first_id']}{f' to {last}' if (last := done['last_id']) != done['first_id'] else ''}."
     show(done, text if done["created"] else "The file has no lines.")
@@ -228,17 +229,18 @@ def _enqueue_many(
     now = datetime.now(UTC)
     created, first, last, done = 0, None, None, 0
     groups: set[str] = set()
+    chunk: list[tuple[int, bytes]] = []
     with session() as conn, contextlib.nullcontext() if commit_each else conn.transaction():
-        while chunk := list(itertools.islice(lines, batch)):
-            try:
+        try:
+            while chunk := list(itertools.islice(lines, batch)):
                 found = [read_line(*line, options, group, now) for line in chunk]
                 with conn.transaction() if commit_each else contextlib.nullcontext():
                     ids = _create(conn, found)
-            except (Failure, FairqError) as exc:
-                raise _stopped(exc, chunk[0][0], chunk[-1][0], done if commit_each else None) from exc
-            created += len(ids)
-            groups.update(str(task.item.group_key) for task in found)
-            first, last, done = first or ids[0], ids[-1], chunk[-1][0]
+                created += len(ids)
+                groups.update(str(task.item.group_key) for task in found)
+                first, last, done = first or ids[0], ids[-1], chunk[-1][0]
+        except (Failure, FairqError, KeyboardInterrupt) as exc:
+            raise _stopped(exc, chunk, done if commit_each else None) from exc
     return {"created": created, "groups": len(groups), "first_id": first, "last_id": last}
 
 
@@ -266,17 +268,16 @@ def _create(conn: Connection, found: list[Task]) -> list[int]:
         raise
 
 
-def _stopped(exc: Failure | FairqError, first: int, last: int, done: int | None) -> Failure:
+def _stopped(
+    exc: Failure | FairqError | KeyboardInterrupt, chunk: list[tuple[int, bytes]], done: int | None
+) -> Failure:
     """The failure with what it left in the database."""
     if isinstance(exc, FairqError):
-        exc = Failure(
-            f"lines {first} to {last}: {exc}", hint=exc.hint, code=exc.code, exit_code=exc.exit_code
-        )
-    kept = "Nothing was created."
-    if done is not None:
-        kept += " Correct the line and start again."
-    if done:
-        kept = f"Lines 1 to {done} are created. Correct the line and go on with --skip {done}."
+        text = f"lines {chunk[0][0]} to {chunk[-1][0]}: {exc}"
+        exc = Failure(text, hint=exc.hint, code=exc.code, exit_code=exc.exit_code)
+    elif isinstance(exc, KeyboardInterrupt):
+        exc = Failure("interrupted", code="interrupted")
+    kept = f"Lines 1 to {done} are created. Go on with --skip {done}." if done else "Nothing was created."
     exc.hint = " ".join(part for part in (exc.hint, kept) if part)
     return exc
 

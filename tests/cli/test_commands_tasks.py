@@ -232,6 +232,29 @@ def test_commit_each_keeps_what_came_before_and_says_where_to_go_on(database: Da
     assert tasks(database) == [("a", n) for n in range(5)]
 
 
+def test_lines_that_are_skipped_are_counted_with_those_that_are_empty(database: Database) -> None:
+    good = [{"group_key": "a", "payload": n} for n in range(5)]
+    arguments = ["enqueue", "--from", "-", "--commit-each", "--batch", "2"]
+    done = fairq(database, *arguments, stdin=lines(good[0], "", "", good[1], "", "{wrong"))
+    assert "line 6" in done.stderr
+    assert "--skip 4" in done.stderr
+    ok(database, *arguments, "--skip", "4", stdin=lines(good[0], "", "", good[1], "", *good[2:]))
+    assert tasks(database) == [("a", n) for n in range(5)]
+
+
+def test_after_ctrl_c_it_says_where_to_go_on(database: Database) -> None:
+    arguments = ["enqueue", "--from", "-", "--commit-each", "--batch", "1"]
+    with process(database, *arguments, stdin=subprocess.PIPE) as running:
+        assert running.stdin
+        running.stdin.write(lines({"group_key": "a"}, {"group_key": "a"}))
+        running.stdin.flush()
+        wait_until(lambda: len(tasks(database)) == 2, "two are created")
+        running.send_signal(signal.SIGINT)
+        assert running.wait(30) == 1
+        assert running.stderr
+        assert "Lines 1 to 2 are created." in running.stderr.read()
+
+
 def test_a_process_killed_halfway_leaves_nothing(database: Database) -> None:
     """I1: the file is one transaction."""
     with process(database, "enqueue", "--from", "-", "--batch", "1", stdin=subprocess.PIPE) as running:
