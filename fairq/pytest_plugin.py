@@ -57,14 +57,16 @@ def fairq_dsn(fairq_server: str, pytestconfig: pytest.Config) -> Iterator[str]:
     with psycopg.connect(fairq_server, autocommit=True) as conn:
         conn.execute(sql.SQL("create database {}").format(sql.Identifier(name)))
     url = dsn.to_url(psycopg.conninfo.make_conninfo(fairq_server, dbname=name))
-    with psycopg.connect(url) as conn:
-        install.load_sql(conn)
-        if app := pytestconfig.getini("fairq_app"):
-            load_app(app).install(conn)
-        conn.execute("update fairq.settings set test_clock = true")
-    yield url
-    with psycopg.connect(fairq_server, autocommit=True) as conn:
-        conn.execute(sql.SQL("drop database if exists {} with (force)").format(sql.Identifier(name)))
+    try:
+        with psycopg.connect(url) as conn:
+            install.load_sql(conn)
+            if app := pytestconfig.getini("fairq_app"):
+                load_app(app).install(conn)
+            conn.execute("update fairq.settings set test_clock = true")
+        yield url
+    finally:
+        with psycopg.connect(fairq_server, autocommit=True) as conn:
+            conn.execute(sql.SQL("drop database if exists {} with (force)").format(sql.Identifier(name)))
 
 
 @pytest.fixture

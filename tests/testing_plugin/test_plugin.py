@@ -1,8 +1,10 @@
 """The pytest plugin, in a pytest of its own."""
 
 import os
+import uuid
 from pathlib import Path
 
+import psycopg
 import pytest
 
 from tests.support.server import TestServer
@@ -77,6 +79,21 @@ def test_the_queues_of_an_app_are_there(
         """,
     )
     pytester.runpytest_subprocess("-q", "-W", "error", "-p", "no:xdist").assert_outcomes(passed=1)
+
+
+def test_a_database_that_cannot_be_prepared_is_dropped(
+    pytester: pytest.Pytester, server: TestServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAIRQ_TEST_DSN", server.admin_dsn)
+    monkeypatch.setenv("PYTHONPATH", os.fspath(Path(__file__).parents[2]))
+    given = uuid.uuid4()
+    pytester.makeini("[pytest]\nfairq_app = nowhere:app")
+    pytester.makeconftest(f"import uuid\nuuid.uuid4 = lambda: uuid.UUID(int={given.int})")
+    pytester.makepyfile("def test_x(fairq_db): ...")
+    pytester.runpytest_subprocess("-q", "-p", "no:xdist").assert_outcomes(errors=1)
+    with psycopg.connect(server.admin_dsn) as conn:
+        query = "select from pg_database where datname = %s"
+        assert conn.execute(query, [f"fairq_test_{given.hex[:12]}"]).rowcount == 0
 
 
 def test_without_a_server_an_embedded_one_is_started(
