@@ -222,7 +222,7 @@ def test_a_handler_that_starves_the_loop_is_not_taken_for_a_lost_worker(desk: De
         desk.wait_until(lambda: desk.live == 0, "it ends")
         assert desk.end(id)[:2] == ("succeeded", 1)
         worker.send(signal.SIGTERM)
-        assert worker.wait() == 0
+        assert worker.wait() == 0, worker.output
     assert desk.effects("began") == 1
     assert desk.rows("select * from fairq.attempts") == []
 
