@@ -42,6 +42,9 @@ CLOSING = pytest.StashKey[contextlib.ExitStack]()
 LOG_START = pytest.StashKey[int]()
 LOG_LINES = 40
 
+# What a database is a copy of, and what is done to it.
+Kind = tuple[str, Preparation | None]
+
 
 @pytest.hookimpl(tryfirst=True)  # before pytest chooses its folder for temporary files
 def pytest_configure(config: pytest.Config) -> None:
@@ -203,23 +206,29 @@ def preparation(request: pytest.FixtureRequest) -> Preparation | None:
 
 
 @pytest.fixture
+def source(template: str) -> str:
+    """What `database` is a copy of."""
+    return template
+
+
+@pytest.fixture
 def database(
     request: pytest.FixtureRequest,
     server: TestServer,
-    template: str,
+    source: str,
     logins: dict[str, str],
     preparation: Preparation | None,
-    _kept: dict[Preparation | None, list[KeptDatabase]],
+    _kept: dict[Kind, list[KeptDatabase]],
 ) -> Iterator[Database]:
     """The test's own migrated database, for commits and several sessions."""
     node = request.node
     if not (KEEPS and node.nodeid.startswith(FOLDERS)) or node.get_closest_marker("new_database"):
-        yield from _database(server, template, logins, preparation)
+        yield from _database(server, source, logins, preparation)
         return
-    kept = _kept.setdefault(preparation, [])
+    kept = _kept.setdefault((source, preparation), [])
     if not kept:
         name = _new_name(server)
-        create_database(server, name, template)
+        create_database(server, name, source)
         kept.append(KeptDatabase(server, name, logins, preparation))
     database = kept.pop()
     with database.lends():
@@ -232,9 +241,9 @@ def database(
 
 
 @pytest.fixture(scope="session")
-def _kept(server: TestServer) -> Iterator[dict[Preparation | None, list[KeptDatabase]]]:
+def _kept(server: TestServer) -> Iterator[dict[Kind, list[KeptDatabase]]]:
     """The databases that wait for their next test."""
-    kept: dict[Preparation | None, list[KeptDatabase]] = {}
+    kept: dict[Kind, list[KeptDatabase]] = {}
     yield kept
     for database in itertools.chain(*kept.values()):
         database.drop(server)
