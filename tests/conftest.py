@@ -252,8 +252,9 @@ def _kept(server: TestServer) -> Iterator[dict[Kind, list[KeptDatabase]]]:
 @pytest.fixture
 def one_shard(database: Database) -> None:
     """A single shard, for the order of groups and keys; `make test-shards` has many."""
-    with psycopg.connect(database.dsn) as conn:
-        set_shards(conn, 1)
+    if os.environ.get("FAIRQ_TEST_SHARDS"):
+        with psycopg.connect(database.dsn) as conn:
+            set_shards(conn, 1)
 
 
 @pytest.fixture
