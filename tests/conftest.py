@@ -23,7 +23,7 @@ from tests.support.server import (
     Choice,
     TestServer,
     choose,
-    close_admins,
+    close_all,
     create_database,
     docker_answers,
     drop_database,
@@ -103,7 +103,7 @@ def pytest_collection_finish() -> None:
 
 def pytest_unconfigure(config: pytest.Config) -> None:
     config.stash.get(CLOSING, contextlib.ExitStack()).close()
-    close_admins()
+    close_all()
 
 
 def pytest_report_header(config: pytest.Config) -> str | None:
