@@ -29,6 +29,7 @@ from tests.support.server import (
     drop_database,
     keep_temporary_files_in_memory,
     running_server,
+    with_database,
 )
 
 # The same examples each time: a red run means a change. FAIRQ_HYPOTHESIS_PROFILE=thorough looks elsewhere.
@@ -209,6 +210,23 @@ def preparation(request: pytest.FixtureRequest) -> Preparation | None:
 def source(template: str) -> str:
     """What `database` is a copy of."""
     return template
+
+
+@pytest.fixture(scope="session")
+def noon(server: TestServer, template: str, worker: str) -> Iterator[str]:
+    """A source for tests whose clock stands at NOON: its history has the days around that. Else the first
+    upkeep would make them, and drop today's: sixteen tables each, and a database that is not kept.
+    """
+    if cluster.ON_CITUS:
+        yield template
+        return
+    name = f"fairq_test_{server.run_id}_{worker}_noon"
+    create_database(server, name, template)
+    with psycopg.connect(with_database(server.given or server.admin_dsn, name), autocommit=True) as conn:
+        calls.at(conn, "12:00:00")
+        conn.execute("select fairq._rotate_partitions()")
+    yield name
+    drop_database(server, name)
 
 
 @pytest.fixture

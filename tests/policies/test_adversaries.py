@@ -25,7 +25,7 @@ from tests.support.invariants import assert_sound
 from tests.support.plans import explain, shared_buffers
 from tests.support.sessions import call_in_background
 
-pytestmark = [pytest.mark.usefixtures("one_shard"), pytest.mark.new_database]
+pytestmark = pytest.mark.usefixtures("one_shard")
 
 
 # `make test-long` sets a million rows: 500,000 gated tasks, 100,000 groups, 10,000 enqueues at once.
@@ -118,6 +118,7 @@ def cost_of_a_pop(conn: Conn, worker_id: int, limit: int = 10) -> int:
     )
 
 
+@pytest.mark.new_database
 def test_masses_of_gated_tasks_cost_a_runnable_group_nothing(database: Database) -> None:
     """I9, S10: capped, paused, rate limited, scheduled and blocked tasks ahead of one group: below 2x."""
     costs = {}
@@ -162,6 +163,7 @@ def test_masses_of_gated_tasks_cost_a_runnable_group_nothing(database: Database)
     assert costs[GATED] < 2 * costs[100], costs
 
 
+@pytest.mark.new_database
 def test_promotion_of_capped_groups_costs_what_it_promotes(database: Database) -> None:
     """I9: a hundred tasks end and a hundred others take their places, among few capped groups or many."""
     costs = {}

@@ -28,7 +28,7 @@ from tests.support.database import Database
 from tests.support.invariants import assert_sound
 from tests.support.plans import explain, shared_buffers
 
-pytestmark = [pytest.mark.usefixtures("one_shard"), pytest.mark.new_database]
+pytestmark = pytest.mark.usefixtures("one_shard")
 
 CLOCK = "select set_config('fairq.now', %s, false)"
 
@@ -47,6 +47,7 @@ def written(conn: Conn) -> int:
 # --- Keys ---
 
 
+@pytest.mark.new_database
 def test_a_place_of_a_key_that_comes_free_costs_the_same_however_many_groups_wait(conn: Conn) -> None:
     bob = register(conn)
     costs = {}
@@ -146,6 +147,7 @@ def test_alice_is_next_behind_ten_thousand_tasks_that_came_one_by_one(conn: Conn
     assert sorted(groups_of(pop(conn, bob, 2))) == ["alice", "bob"]
 
 
+@pytest.mark.new_database
 def test_every_pass_hears_a_bounded_number_of_rings_also_the_third(conn: Conn) -> None:
     run(conn, "select fairq.create_task('g' || n, '{}') from generate_series(1, 100) n")
     promote(conn)
@@ -189,6 +191,7 @@ def test_one_call_with_many_new_groups_is_heard_in_portions(conn: Conn) -> None:
     assert len(set(served)) == len(served)
 
 
+@pytest.mark.new_database
 def test_twenty_thousand_priorities_cost_what_one_does(conn: Conn) -> None:
     bob = register(conn)
     costs = {}
@@ -406,6 +409,7 @@ def test_an_idle_turn_leaves_no_trace(conn: Conn) -> None:
         assert one(conn, "select pg_current_xact_id_if_assigned() is null")
 
 
+@pytest.mark.new_database
 def test_a_rebuild_goes_on_in_portions_and_loses_nothing(conn: Conn) -> None:
     bob = register(conn)
     ids = create_many(conn, "bob", 12000)

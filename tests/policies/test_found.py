@@ -32,7 +32,7 @@ from tests.support.plans import explain, shared_buffers
 from tests.support.sessions import in_background, pid_of, result, wait_until, wait_until_blocked
 from tests.support.stops import GATE, install_stops
 
-pytestmark = [pytest.mark.usefixtures("one_shard"), pytest.mark.new_database]
+pytestmark = pytest.mark.usefixtures("one_shard")
 
 
 def rows_read(conn: Conn, table: str) -> int:
@@ -62,6 +62,7 @@ def test_a_rebuild_keeps_the_turn_of_a_group_that_waits_for_a_key(conn: Conn) ->
     assert_sound(conn)
 
 
+@pytest.mark.new_database
 @pytest.mark.parametrize("parked", [200, 1600])
 def test_what_was_given_a_key_is_found_without_a_walk_through_those_that_wait(
     conn: Conn, parked: int
@@ -305,6 +306,7 @@ def test_settings_go_with_their_groups_to_other_shards(conn: Conn) -> None:
     assert len(pop(conn, bob, 10)) == 5
 
 
+@pytest.mark.new_database
 def test_many_equal_deadlines_are_met_a_portion_at_a_time(conn: Conn) -> None:
     run(
         conn,
@@ -432,6 +434,7 @@ def test_a_queue_that_once_had_keys_does_not_wait_for_them_for_ever(conn: Conn, 
     assert_sound(conn)
 
 
+@pytest.mark.new_database
 def test_one_that_comes_back_before_many_that_wait_for_a_key_is_found_in_a_few_steps(conn: Conn) -> None:
     """Its lane knew of no keys any more: all its other tasks were parked."""
     bob = register(conn)
@@ -497,6 +500,7 @@ def test_a_first_cap_holds_for_a_group_without_a_lane_whose_ring_is_far_behind(
     assert_sound(conn)
 
 
+@pytest.mark.new_database
 @pytest.mark.parametrize("waiting", [0, 800], ids=["one at a time", "many wait"])
 def test_a_key_under_a_held_snapshot_is_found_in_a_few_steps(
     conn: Conn, database: Database, waiting: int
