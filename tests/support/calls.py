@@ -8,7 +8,7 @@ from weakref import WeakSet
 
 import psycopg
 import pytest
-from psycopg.pq import TransactionStatus
+from psycopg.pq import ExecStatus, TransactionStatus
 from psycopg.types.json import Jsonb
 
 from tests.support.database import MANAGED
@@ -72,13 +72,20 @@ def in_role(conn: Conn, query: str) -> Iterator[None]:
         yield
         return
     with conn.transaction() if MANAGED and conn.autocommit else nullcontext():
-        conn.execute(f"set role {role}".encode())
+        _say(conn, f"set role {role}")
         try:
             yield
         finally:
             # With the statement that failed its role is undone.
             if not conn.closed and conn.info.transaction_status != TransactionStatus.INERROR:
-                conn.execute("reset role")
+                _say(conn, "reset role")
+
+
+def _say(conn: Conn, command: str) -> None:
+    """As conn.execute(), in half the time: most calls come with two of these."""
+    begins = conn.info.transaction_status == TransactionStatus.IDLE and not conn.autocommit
+    if begins or conn.pgconn.exec_(command.encode()).status != ExecStatus.COMMAND_OK:
+        conn.execute(command.encode())
 
 
 def run(conn: Conn, query: str, *params: Any) -> list[Row]:
