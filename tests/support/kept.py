@@ -30,7 +30,10 @@ from tests.support.server import TestServer, drop_database
 from tests.support.sessions import POLL_SECONDS
 
 # Plans, statistics, migrations, faults and arbitrary statements have new databases.
-FOLDERS = tuple(f"tests/{name}/" for name in ("api", "cli", "policies", "races", "sql", "web", "worker"))
+FOLDERS = (
+    *(f"tests/{name}/" for name in ("api", "cli", "policies", "races", "sql", "web", "worker")),
+    "tests/contract/test_sql_pages.py",
+)
 KEEPS = os.environ.get("FAIRQ_TEST_KEPT", "1") != "0" and not MANAGED and not ON_CITUS
 
 # What a session begins with. What psycopg prepared goes with the object that knew of it.
