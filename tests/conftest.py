@@ -27,6 +27,8 @@ from tests.support.server import (
     create_database,
     docker_answers,
     drop_database,
+    drop_rest,
+    drop_soon,
     keep_temporary_files_in_memory,
     running_server,
     with_database,
@@ -140,9 +142,11 @@ def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def server(pytestconfig: pytest.Config) -> TestServer:
+def server(pytestconfig: pytest.Config) -> Iterator[TestServer]:
     """The server of this run."""
-    return pytestconfig.stash[SERVER]
+    server = pytestconfig.stash[SERVER]
+    yield server
+    drop_rest(server)
 
 
 @pytest.fixture(scope="session")
@@ -181,6 +185,7 @@ def logins(server: TestServer, template: str, worker: str) -> Iterator[dict[str,
             granted = role.removeprefix("another ")
             conn.execute(f"create role {name} login password '{PASSWORD}' in role {granted}".encode())
     yield names
+    drop_rest(server)  # where they may own something
     with psycopg.connect(server.admin_dsn, autocommit=True) as conn:
         conn.execute(f"drop role {', '.join(names.values())}".encode())
 
@@ -300,7 +305,7 @@ def _database(
     prepare(database, preparation)
     yield database
     database.close()
-    drop_database(server, name)
+    drop_soon(server, name)
 
 
 @pytest.fixture

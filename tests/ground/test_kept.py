@@ -1,6 +1,7 @@
 """A database that a test had is as new for the next one, or is not used again."""
 
 import asyncio
+import uuid
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,8 +19,8 @@ Conn = psycopg.Connection[Any]
 
 
 @pytest.fixture
-def kept(server: TestServer, template: str, logins: dict[str, str], worker: str) -> Iterator[KeptDatabase]:
-    name = f"fairq_test_{server.run_id}_{worker}_kept"
+def kept(server: TestServer, template: str, logins: dict[str, str]) -> Iterator[KeptDatabase]:
+    name = f"fairq_test_{server.run_id}_{uuid.uuid4().hex[:8]}"
     create_database(server, name, template)
     database = KeptDatabase(server, name, logins, no_autovacuum)  # it changes statistics
     yield database

@@ -26,7 +26,7 @@ from psycopg.sql import Literal
 
 from tests.support.cluster import ON_CITUS
 from tests.support.database import MANAGED, Database, Preparation, prepare
-from tests.support.server import TestServer, drop_database
+from tests.support.server import TestServer, drop_soon
 from tests.support.sessions import POLL_SECONDS
 
 # Plans, statistics, migrations, faults and arbitrary statements have new databases.
@@ -181,7 +181,7 @@ class KeptDatabase(Database):
         self.keeper.close()
         for session in itertools.chain(*self.idle.values()):
             session.finish()
-        drop_database(server, self.name)
+        drop_soon(server, self.name)
 
     def _is_alone(self) -> bool:
         pids = [each.backend_pid for each in itertools.chain(*self.idle.values())]

@@ -250,6 +250,20 @@ def drop_database(server: TestServer, name: str) -> None:
     _admin(server.admin_dsn).execute(statement)
 
 
+_leaving: list[str] = []
+
+
+def drop_soon(server: TestServer, name: str) -> None:
+    """Drop it when the next one is. Where a session to it is just about to end, PostgreSQL waits 100 ms."""
+    drop_rest(server)
+    _leaving.append(name)
+
+
+def drop_rest(server: TestServer) -> None:
+    while _leaving:
+        drop_database(server, _leaving.pop())
+
+
 @contextlib.contextmanager
 def private_server(
     settings: Mapping[str, embedded.Setting] | None = None,
