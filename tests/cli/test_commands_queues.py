@@ -5,6 +5,8 @@ import os
 import re
 import signal
 import subprocess
+import uuid
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,7 @@ from tests.cli.running import answer, as_role, fairq, ok, process, terminal
 from tests.support.calls import column, create_all, one, pop, promote, register
 from tests.support.database import Database
 from tests.support.moves import assert_moved, begin, step
+from tests.support.server import TestServer, create_database, drop_database
 from tools.reference import commands
 
 ESCAPE = "\x1b[2J\x1b]0;owned\x07"
@@ -736,11 +739,20 @@ def test_a_wrong_option_is_also_an_object_with_json(database: Database, argument
     assert "--help" in error["hint"]
 
 
+@pytest.fixture(scope="module")
+def without_fairq(server: TestServer) -> Iterator[Database]:
+    """For commands that change nothing there."""
+    name = f"fairq_test_{server.run_id}_{uuid.uuid4().hex[:8]}"
+    create_database(server, name, "template0")
+    yield Database(name, server.dsn(name))
+    drop_database(server, name)
+
+
 @pytest.mark.parametrize("command", LEAST)
 def test_without_fairq_in_the_database_it_says_how_to_install_it(
-    empty_database: Database, command: str
+    without_fairq: Database, command: str
 ) -> None:
-    done = fairq(empty_database, *words(command), "--json")
+    done = fairq(without_fairq, *words(command), "--json")
     assert done.exit_code == Exit.NO
     error = json.loads(done.stdout)["error"]
     assert (error["code"], error["hint"]) == ("schema_missing", "Run: fairq migrate")
