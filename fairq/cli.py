@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import inspect
 import json
 import math
@@ -98,9 +97,11 @@ class Failure(click.ClickException):
     def show(self, file: IO[Any] | None = None) -> None:
         if self.as_json:
             error = {"code": self.code, "message": self.message, "hint": self.hint}
-            with contextlib.suppress(OSError):  # there may be no room for it
+            try:
                 click.echo(json.dumps({"error": error}))
                 return
+            except OSError:  # there is no room for it
+                drop_output()
         from fairq.dsn import clean
 
         # Wrapped for a terminal, not for a log.
@@ -111,6 +112,11 @@ class Failure(click.ClickException):
             wrap.initial_indent = indent
             for line in text.splitlines():
                 click.echo(wrap.fill(clean(line.expandtabs(2).rstrip())), err=True)
+
+
+def drop_output() -> None:
+    """Nobody can read what we print; keep Python from failing again when it flushes."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 class Commands(click.Group):
@@ -158,8 +164,7 @@ class Commands(click.Group):
         except (click.ClickException, click.exceptions.Exit, click.Abort):
             raise
         except BrokenPipeError:
-            # The reader of our output is gone; keep Python from failing again when it flushes.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            drop_output()
             ctx.exit(Exit.OK)
         except Exception as exc:
             if os.environ.get("FAIRQ_TRACEBACK"):
