@@ -228,7 +228,7 @@ begin
         where k.shard_no = p_shard_no and k.queue = p_queue.queue and k.user_key = '' and k.admissible and k.finish >= i.clock
         order by k.finish, k.position limit 5000
       ) l
-      where l.group_key not in (select w.group_key from waiter w where w.since is not null)
+      where l.group_key not in (select w.group_key from waiter w)
     ),
     member as materialized (
       select m.*, row_number() over (order by m.seconds desc, m.group_key) <= 100 or (m.since is not null and m.nth_waiter <= 100) as shown,
@@ -406,8 +406,6 @@ begin
       where t.shard_no = p_shard_no and t.id = coalesce(r.id, n.id)
       offset 0
     ) b on true
-    where b.since is not null
-      or c.group_key = any(p_received)
   );
 end;
 $$;
