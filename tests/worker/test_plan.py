@@ -130,4 +130,4 @@ def test_a_loop_that_stands_still_is_found_out_and_one_stopped_with_its_process_
     assert still < 0.5
     for elapsed in looks:
         still = plan.standstill(still, elapsed, 1.0)
-    assert still >= min(sum(looks), len(looks) / 3)
+    assert still >= min(sum(looks), len(looks) / 3) - 1e-9  # sums round
