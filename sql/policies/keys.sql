@@ -216,15 +216,17 @@ $$;
 -- in its own row; a ring is written, and its lane places it next.
 -- A task whose group cannot go on (paused, capped, limited) goes back in line instead, and meets the key again when its group may go on: no task waits for a
 -- key that has room, and none holds a place that it cannot use. So a task is woken once per wait, and a free place costs the same however many wait.
+-- Workers of other queues than p_queue, which is being promoted, sleep: they are told of what became free for theirs.
 -- Locks: parked rows with "skip locked", for purge and cancel may hold rows of other queues; the caller holds #keys.
 -- Cost: the keys that rang; parked_turn_idx from the key's clock, one step per place and per group that cannot go on, at most 1000 per key and pass.
-create function fairq._open_keys(p_shard_no integer, p_now timestamptz) returns void
+create function fairq._open_keys(p_shard_no integer, p_now timestamptz, p_queue text default null) returns void
 language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
   v_key fairq.lanes;
   v_first fairq.parked;
   v_goes_on boolean;
   v_granted integer;
+  v_others text[];
 begin
   foreach v_key in array fairq._hear_counters(p_shard_no, '#keys', p_now) loop
     v_granted := 0;
@@ -260,10 +262,14 @@ begin
       insert into fairq.rings (shard_no, queue, group_key, user_key, priority, sequence, keyed)
       values (p_shard_no, v_first.queue, v_first.group_key, nullif(v_first.user_key, ''),
         case when not v_goes_on then v_first.priority end, v_first.sequence, true);
+      if v_first.queue is distinct from p_queue then v_others := v_others || v_first.queue; end if;
     end loop;
     v_key.gate := fairq._charge(v_key.policy, v_key.gate, v_granted, p_now);
     perform fairq._write_lane(v_key);
   end loop;
+  if v_others is not null then
+    perform pg_notify('fairq', q.queue) from fairq.queues q where q.queue = any(v_others) and q.notify;
+  end if;
 end;
 $$;
 

@@ -78,7 +78,7 @@ begin
       return;
     end if;
     v_tick := fairq._announce_bodies(v_tick);
-    perform fairq._open_keys(p_shard_no, v_now);
+    perform fairq._open_keys(p_shard_no, v_now, p_queue);
   end if;
   if v_tick.long_since is not null then
     v_tick := fairq._let_long(v_tick, p_take, v_now);
@@ -106,7 +106,7 @@ begin
     if not fairq._lock_counters(p_shard_no, '#keys', p_wait) then
       return;
     end if;
-    perform fairq._open_keys(p_shard_no, v_now);
+    perform fairq._open_keys(p_shard_no, v_now, p_queue);
   end if;
   v_tick := v_heard.o_tick;
 

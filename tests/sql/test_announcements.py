@@ -10,7 +10,7 @@ import time
 import psycopg
 import pytest
 
-from tests.support.calls import Conn, call, create, create_many, one, pop, promote, register, run
+from tests.support.calls import Conn, call, create, create_many, finish, one, pop, promote, register, run
 from tests.support.database import Database
 
 pytestmark = pytest.mark.usefixtures("one_shard")
@@ -150,6 +150,21 @@ def test_a_key_or_a_cluster_that_has_room_again_wakes_those_who_wait(db: Conn, e
     else:
         call(db, "configure_cluster", max_running=2)
     assert heard(db, ear) == 2
+
+
+def test_a_key_that_comes_free_wakes_the_workers_of_another_queue(db: Conn, ear: Conn) -> None:
+    """I8: the worker that gave the place back promotes its own queue only."""
+    call(db, "configure_queue", "mail")
+    worker = register(db, "default", "mail")
+    create(db, "bob", concurrency_key="k")
+    held = pop(db, worker)
+    create(db, "alice", queue="mail", concurrency_key="k")
+    assert pop(db, worker, queue="mail") == []
+    heard(db, ear)
+    finish(db, worker, held)
+    assert pop(db, worker) == []
+    assert heard(db, ear) == 1
+    assert len(pop(db, worker, queue="mail")) == 1
 
 
 def test_to_ask_costs_the_same_beside_a_huge_open_transaction(db: Conn, database: Database) -> None:
