@@ -220,6 +220,7 @@ def _with_template(server: TestServer) -> Iterator[TestServer]:
 def _admin(dsn: str) -> psycopg.Connection[Any]:
     """One session for all databases that this process makes; connecting each time is a sixth of the cost."""
     conn = psycopg.connect(dsn, autocommit=True)
+    conn.execute("set statement_timeout = 0")  # whatever the test that connects first asks for by PGOPTIONS
     _closing.callback(conn.close)
     return conn
 
