@@ -70,7 +70,7 @@ def rage(database: Database, observer: Conn, folder: Path) -> None:
     # What a session of theirs is in the middle of still commits.
     sessions = """
         select count(*) from pg_stat_activity
-        where datname = current_database() and pid <> pg_backend_pid() and backend_type = 'client backend'"""
+        where datname = current_database() and usename <> current_user and backend_type = 'client backend'"""
     wait_until(lambda: observer.execute(sessions).fetchone() == (0,), "their sessions have ended", 30)
 
 
