@@ -482,6 +482,7 @@ def test_two_finishes_of_the_same_tasks_in_opposite_order_do_not_deadlock(
     assert_consistent(observer)
 
 
+@pytest.mark.usefixtures("one_shard")
 @pytest.mark.prepared.with_args(install_stops)
 def test_two_finishes_and_a_start_may_deadlock_and_one_is_told_to_try_again(database: Database) -> None:
     """
