@@ -5,8 +5,8 @@ from typing import Any
 
 import psycopg
 
-# Domains, lanes and places. Lanes as they count: the newest version of each, if it is not from before a
-# rebuild. Where promotion has heard all rings (is_heard) nothing is on its way any more.
+# Domains, lanes, places and charges. Lanes as they count: the newest version of each, if it is not from
+# before a rebuild. Where promotion has heard all rings (is_heard) nothing is on its way any more.
 LANES = """
 with domain as materialized (
   select d.shard_no, d.queue, k.tick, k.clock, k.clock_position, k.horizon, k.horizon_position,
@@ -42,6 +42,16 @@ place as materialized (
   join fairq.tasks t on t.shard_no = x.shard_no and t.id = x.id
   cross join lateral fairq._scopes(t.shard_no, t.queue, t.group_key, x.counted, x.meters,
     case when x.keyed then t.concurrency_key end, case when x.user_counted then t.user_key end) s
+  group by 1, 2, 3, 4
+),
+charge as materialized (
+  select t.shard_no, t.queue, t.group_key, t.user_key, sum(x.charge) as charged
+  from (
+    select h.shard_no, h.id, h.charge from fairq.held h
+    union all
+    select r.shard_no, r.id, r.charge from fairq.ready r
+  ) x
+  join fairq.tasks t on t.shard_no = x.shard_no and t.id = x.id
   group by 1, 2, 3, 4
 )
 """
@@ -114,14 +124,7 @@ OF_LANES = {  # these read what LANES names
         select l.queue, l.group_key, (l.pace).reserved, s.charged
         from lane l
         left join (
-          select t.shard_no, t.queue, t.group_key, sum(x.charge) as charged
-          from (
-            select h.shard_no, h.id, h.charge from fairq.held h
-            union all
-            select r.shard_no, r.id, r.charge from fairq.ready r
-          ) x
-          join fairq.tasks t on t.shard_no = x.shard_no and t.id = x.id
-          group by 1, 2, 3
+          select c.shard_no, c.queue, c.group_key, sum(c.charged) as charged from charge c group by 1, 2, 3
         ) s on s.shard_no = l.shard_no and s.queue = l.queue and s.group_key = l.group_key
         where l.is_heard
           and l.pace is distinct from null
@@ -130,16 +133,7 @@ OF_LANES = {  # these read what LANES names
     "lanes of users that reserve more than their tasks in flight were charged": """
         select l.queue, l.group_key, l.user_key, (l.pace).reserved, s.charged
         from lane l
-        left join (
-          select t.shard_no, t.queue, t.group_key, t.user_key, sum(x.charge) as charged
-          from (
-            select h.shard_no, h.id, h.charge from fairq.held h
-            union all
-            select r.shard_no, r.id, r.charge from fairq.ready r
-          ) x
-          join fairq.tasks t on t.shard_no = x.shard_no and t.id = x.id
-          group by 1, 2, 3, 4
-        ) s on s.shard_no = l.shard_no and s.queue = l.of_queue and s.group_key = l.group_key
+        left join charge s on s.shard_no = l.shard_no and s.queue = l.of_queue and s.group_key = l.group_key
           and s.user_key = l.user_key
         where l.is_heard
           and l.queue <> l.of_queue
