@@ -2,8 +2,8 @@
 -- place.
 -- Returns the settings in force.
 -- Raises QF006 key, QF007 a number out of range, QF014 an unknown setting.
--- It rings for the key and wakes sleeping workers of the queues where tasks wait for it: the next pop of a queue that has tasks with keys grants the places that
--- a higher cap adds. Locks: settings; groups, one row.
+-- It rings for the key and wakes sleeping workers of the queues where tasks wait for it: the next pop of a queue that has tasks with keys grants the places
+-- that a higher cap adds. Locks: settings; groups, one row.
 create function fairq.configure_key(p_concurrency_key text, p_settings jsonb default '{}') returns fairq.groups
 language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = 'off' as $$
 declare

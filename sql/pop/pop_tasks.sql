@@ -154,7 +154,7 @@ begin
       -- A deadline may pass while a task is ready: such a task is late, and left to promotion, see _ring_late. Tasks that promotion just handed over are not
       -- judged again: by a clock that was set back since they might be late, and they are not ready.
       -- Nearly all tasks are at their first attempt; only the others may have been lost before.
-      select bool_or(p.expires_at <= p_now and p.ready is not null), array_agg(p.id) filter (where p.attempt > 1),
+      select coalesce(bool_or(p.expires_at <= p_now and p.ready is not null), false), array_agg(p.id) filter (where p.attempt > 1),
         array_agg(p.ready) filter (where (p.expires_at <= p_now) is not true)
       into v_is_late, v_again, v_ready
       from unnest(v_popped) p;
@@ -176,7 +176,7 @@ begin
       v_left := p_limit - cardinality(v_taken);
     end if;
     -- There was nothing to begin with. A pop that finds nothing looks once.
-    exit when v_left = 0 or (v_promoted is null and v_popped = '{}' and v_is_late is not true and v_tick.horizon is null and not v_has_news);
+    exit when v_left = 0 or (v_promoted is null and v_popped = '{}' and not v_is_late and v_tick.horizon is null and not v_has_news);
 
     select k.* into v_tick from fairq._tick(p_shard_no, p_queue.queue) k;
     v_has_news := v_tick.tick is null or fairq._has_news(v_tick) or fairq._lets_long(v_tick, p_now);
@@ -187,9 +187,9 @@ begin
       continue when fairq._await_domain(p_shard_no, p_queue.queue);
     end if;
     -- Nothing waits any more: all there was is taken.
-    exit when v_tick.horizon is null and v_is_late is not true and not v_has_news;
+    exit when v_tick.horizon is null and not v_is_late and not v_has_news;
     -- Another session promotes, or no promotion can act on the news (as on a due task that another transaction has locked).
-    exit when v_rounds >= 8 or (v_rounds > 1 and v_popped = '{}' and v_is_late is not true and (v_promoted is null or not v_goes_on));
+    exit when v_rounds >= 8 or (v_rounds > 1 and v_popped = '{}' and not v_is_late and (v_promoted is null or not v_goes_on));
   end loop;
   return v_taken;
 end;

@@ -1,5 +1,5 @@
 -- Takes ready tasks of lanes out of the order again when what made them ready no longer holds: a task that is before them in their group came, or came back;
--- the group was paused or held, its breaker opened, its budget was used up, its cap or another limit changed; or one of them is to be cancelled, or has expired.
+-- the group was paused or held, its breaker opened, its budget was used up, its cap or another limit changed; or one of them is to be cancelled or has expired.
 -- The lane goes back to the earliest address that came free, so admission hands out the same addresses again, in order, and what the tasks were charged is
 -- given back. A task that is being popped right now is locked and keeps its address; its group is looked at again in case that pop rolls back.
 -- Where groups share what tasks use, finish tag and charges may differ by what corrections said since. The difference stays a debt or becomes credit: otherwise
@@ -62,8 +62,8 @@ begin
 end;
 $$;
 
--- Rings for groups that have ready tasks whose deadline has passed, as if these were to be cancelled: promotion takes all that such a group has ready out of the
--- order again, and ends what expired when it meets it in line. If they ended where they are, the group would pay with its turns for tasks that never ran.
+-- Rings for groups that have ready tasks whose deadline has passed, as if these were to be cancelled: promotion takes all that such a group has ready out of
+-- the order again, and ends what expired when it meets it in line. If they ended where they are, the group would pay with its turns for tasks that never ran.
 -- Returns whether anybody rings. Cost: the ready set.
 create function fairq._ring_late(p_tick fairq.ticks, p_now timestamptz) returns boolean
 language plpgsql set search_path = pg_catalog, pg_temp as $$

@@ -113,8 +113,8 @@ begin
 end;
 $$;
 
--- Removes lanes of idle users whose turn is used up, or whose group has no lane any more. As those of groups they stay while they are to be charged for tasks in
--- flight.
+-- Removes lanes of idle users whose turn is used up, or whose group has no lane any more. Like those of groups they stay while they are to be charged for
+-- tasks in flight.
 -- Returns how many rows it removed. Cost: the lanes of the domain's users.
 create function fairq._sweep_users(p_tick fairq.ticks, p_limit integer) returns integer
 language sql set search_path = pg_catalog, pg_temp as $$
