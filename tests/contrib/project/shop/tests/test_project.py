@@ -194,7 +194,8 @@ class Checks(TestCase):
                 "update fairq.schema_version set version_num = 'fairq_9999', oldest_code = 'fairq_9999'"
             )
         (found,) = checks.run_checks(databases=["default"])
-        self.assertEqual((found.id, "newer release" in str(found.hint)), ("fairq.W001", True))
+        self.assertEqual(found.id, "fairq.W001")
+        self.assertIn("Upgrade fairq", str(found.hint))
 
     def test_what_is_wrong_with_the_database(self) -> None:
         self.assertIn("fairq.E004", self.ids(FAIRQ_DATABASE="gone"))
