@@ -11,7 +11,7 @@ from rich.text import Text
 
 from fairq import ledger
 from fairq.cli import amount, command, option
-from fairq.commands.common import Connection, count, number, plain, server_time, session, show, span, table
+from fairq.commands.common import Connection, number, plain, server_time, session, show, span, table
 from fairq.commands.shares import debt, percent
 from fairq.errors import UnknownQueue
 from fairq.ledger import Share
@@ -83,14 +83,7 @@ def document(found: Snapshot) -> dict[str, Any]:
     del document["created"], document["ended"]
     if not found.shares:
         del document["shares"]
-    for worker, shown in zip(found.workers, document["workers"], strict=True):
-        shown["alive"] = alive(worker, found.at)
     return document
-
-
-def alive(worker: models.FairqWorkerStat, now: datetime) -> bool:
-    """Whether its last sign of life is younger than its lease, as the engine decides it."""
-    return now <= (worker.beat_at or worker.registered_at) + worker.lease
 
 
 def render(found: Snapshot) -> list[RenderableType]:
@@ -160,10 +153,10 @@ def worker_table(found: Snapshot, limit: int | None = None) -> RenderableType:
     rows = []
     for each in found.workers[:limit]:
         seen = found.at - (each.beat_at or each.registered_at)
-        state = Text("alive", "green") if alive(each, found.at) else Text("lost", "bold red")
+        state = Text("alive", "green") if each.alive else Text("lost", "bold red")
         busy, seen_at = f"{each.held:,} of {each.slots:,}", f"{span(max(seen.total_seconds(), 0))} ago"
         rows.append((each.worker_id, each.name, ", ".join(each.queues), busy, state, seen_at))
-    title = f"Workers: {count(sum(alive(each, found.at) for each in found.workers), 'alive', 'alive')}"
+    title = f"Workers: {sum(each.alive for each in found.workers):,} alive"
     return table(title, (">id", "name", "queues", ">busy slots", "state", ">last seen"), rows)
 
 

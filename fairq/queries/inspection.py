@@ -119,8 +119,8 @@ def group_stats(
 @driver.Statement[list[models.FairqWorkerStat]](
     "many",
     """-- name: WorkerStats :many
-select w.worker_id, w.name, w.queues, w.slots, w.registered_at, w.lease, w.beat_at, w.circuit_open, w.circuit_trips,
-  w.held
+select w.worker_id, w.name, w.queues, w.slots, w.registered_at, w.lease, w.beat_at, w.alive, w.circuit_open,
+  w.circuit_trips, w.held
 from fairq.worker_stats w
 order by w.worker_id""",
     driver.row(models.FairqWorkerStat),

@@ -66,6 +66,7 @@ class FairqWorkerStat:
     registered_at: datetime.datetime
     lease: datetime.timedelta
     beat_at: datetime.datetime | None
+    alive: bool
     circuit_open: bool | None
     circuit_trips: int | None
     held: int

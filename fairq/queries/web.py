@@ -132,7 +132,7 @@ class SlotsRow:
 select q.queue, sum(w.slots)::bigint as slots
 from fairq.worker_stats w
 cross join lateral unnest(w.queues) q(queue)
-where clock_timestamp() <= coalesce(w.beat_at, w.registered_at) + w.lease
+where w.alive
 group by q.queue""",
     driver.row(SlotsRow),
 )

@@ -22,7 +22,6 @@ from fairq import install
 from fairq.commands.common import Connection, connect, span
 from fairq.commands.queues import limits
 from fairq.commands.schedules import rule
-from fairq.commands.stats import alive
 from fairq.dsn import clean, describe, resolve
 from fairq.errors import translating
 from fairq.outcome import told
@@ -101,7 +100,7 @@ class Site:
             name: getattr(parts, name)
             for name in ("bar", "debt_bar", "many", "pause_of", "settings_form", "share_bar", "state_of")
         }
-        functions = {each.__name__: each for each in (alive, less, limits, rule, told, version_of)}
+        functions = {each.__name__: each for each in (less, limits, rule, told, version_of)}
         self._templates.globals |= functions | macros
 
     @contextlib.contextmanager

@@ -60,8 +60,7 @@ order by s.queue;
 
 -- name: CheckWorkers :many
 -- fairq: not null lease, alive
-select w.worker_id, w.name, w.queues, extract(epoch from w.lease)::double precision as lease,
-  clock_timestamp() <= coalesce(w.beat_at, w.registered_at) + w.lease as alive, w.circuit_open, w.circuit_trips
+select w.worker_id, w.name, w.queues, extract(epoch from w.lease)::double precision as lease, w.alive, w.circuit_open, w.circuit_trips
 from fairq.worker_stats w
 order by w.worker_id;
 

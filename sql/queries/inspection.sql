@@ -66,8 +66,8 @@ limit sqlc.arg(max_groups)::integer;
 
 -- name: WorkerStats :many
 -- Workers, their last sign of life and how many tasks they hold.
-select w.worker_id, w.name, w.queues, w.slots, w.registered_at, w.lease, w.beat_at, w.circuit_open, w.circuit_trips,
-  w.held
+select w.worker_id, w.name, w.queues, w.slots, w.registered_at, w.lease, w.beat_at, w.alive, w.circuit_open,
+  w.circuit_trips, w.held
 from fairq.worker_stats w
 order by w.worker_id;
 

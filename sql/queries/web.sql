@@ -72,7 +72,7 @@ group by t.queue, t.group_key;
 select q.queue, sum(w.slots)::bigint as slots
 from fairq.worker_stats w
 cross join lateral unnest(w.queues) q(queue)
-where clock_timestamp() <= coalesce(w.beat_at, w.registered_at) + w.lease
+where w.alive
 group by q.queue;
 
 -- name: Minutes :many

@@ -50,7 +50,7 @@ comment on view fairq.tenants is 'Groups that have live tasks or settings of the
 
 create view fairq.worker_stats as
 select w.worker_id, w.name, w.queues, w.slots, w.registered_at, w.lease,
-  b.beat_at, b.circuit_open, b.circuit_trips,
+  b.beat_at, clock_timestamp() <= coalesce(b.beat_at, w.registered_at) + w.lease as alive, b.circuit_open, b.circuit_trips,
   (select count(*) from fairq.held t where t.worker_id = w.worker_id) as held
 from fairq.workers w
 left join lateral (

@@ -209,6 +209,7 @@ def worker(n: int) -> models.FairqWorkerStat:
         "lease": timedelta(minutes=1),
         "registered_at": NOW,
         "beat_at": NOW,
+        "alive": True,
     }
     values: dict[str, Any] = {name: names.get(name) for name in models.FairqWorkerStat.__slots__}
     return models.FairqWorkerStat(**values)
