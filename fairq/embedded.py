@@ -31,10 +31,10 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal, LiteralString, Self
 from urllib.parse import quote
 
 __all__ = ["Binaries", "EmbeddedError", "Server", "StopMode", "find_binaries", "start"]
@@ -301,6 +301,26 @@ def start(
         server.close()
         raise
     return server
+
+
+@contextlib.contextmanager
+def database(server: str, name: str, options: LiteralString = "") -> Iterator[str]:
+    """The DSN of a new database on any server, dropped at the end. An old one of that name goes first."""
+    import psycopg
+    from psycopg import conninfo, sql
+
+    drop, create = (
+        sql.SQL(text).format(sql.Identifier(name))
+        for text in ("drop database if exists {} with (force)", "create database {} " + options)
+    )
+    with psycopg.connect(server, autocommit=True) as conn:
+        conn.execute(drop)
+        conn.execute(create)
+    try:
+        yield conninfo.make_conninfo(server, dbname=name)
+    finally:
+        with psycopg.connect(server, autocommit=True) as conn:
+            conn.execute(drop)
 
 
 class Server:

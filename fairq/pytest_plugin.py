@@ -48,25 +48,17 @@ def fairq_server() -> Iterator[str]:
 def fairq_dsn(fairq_server: str, pytestconfig: pytest.Config) -> Iterator[str]:
     """The URL of a database with fairq installed, created for this run and dropped after it."""
     import psycopg
-    from psycopg import sql
 
-    from fairq import dsn, install
+    from fairq import dsn, embedded, install
     from fairq.worker.loading import load_app
 
-    name = f"fairq_test_{uuid.uuid4().hex[:12]}"
-    with psycopg.connect(fairq_server, autocommit=True) as conn:
-        conn.execute(sql.SQL("create database {}").format(sql.Identifier(name)))
-    url = dsn.to_url(psycopg.conninfo.make_conninfo(fairq_server, dbname=name))
-    try:
-        with psycopg.connect(url) as conn:
+    with embedded.database(fairq_server, f"fairq_test_{uuid.uuid4().hex[:12]}") as where:
+        with psycopg.connect(where) as conn:
             install.load_sql(conn)
             if app := pytestconfig.getini("fairq_app"):
                 load_app(app).install(conn)
             conn.execute("update fairq.settings set test_clock = true")
-        yield url
-    finally:
-        with psycopg.connect(fairq_server, autocommit=True) as conn:
-            conn.execute(sql.SQL("drop database if exists {} with (force)").format(sql.Identifier(name)))
+        yield dsn.to_url(where)
 
 
 @pytest.fixture

@@ -12,8 +12,8 @@ from typing import Any
 
 import click
 import psycopg
-from psycopg import conninfo, sql
 
+from fairq import embedded
 from fairq.cli import Exit, Failure, command, option
 from fairq.codegen import catalog, config, generate, parse, remarks
 from fairq.codegen.model import Catalog, GenerationError, Options, Query, Request, error_in
@@ -162,8 +162,6 @@ def _server(dsn: str | None) -> Iterator[str]:
     if dsn is not None:
         yield to_libpq(dsn)
         return
-    from fairq import embedded
-
     try:
         server = embedded.start()
     except embedded.EmbeddedError as exc:
@@ -175,14 +173,9 @@ def _server(dsn: str | None) -> Iterator[str]:
 @contextlib.contextmanager
 def scratch_database(server: str) -> Iterator[psycopg.Connection[Any]]:
     """A connection to an empty database, which is dropped afterwards."""
-    name = sql.Identifier(f"fairq_gen_{secrets.token_hex(6)}")
-    with psycopg.connect(server, autocommit=True) as admin:
-        admin.execute(sql.SQL("create database {} template template0 encoding 'UTF8'").format(name))
-        try:
-            with _connect(conninfo.make_conninfo(server, dbname=name.as_string().strip('"'))) as conn:
-                yield conn
-        finally:
-            admin.execute(sql.SQL("drop database {} with (force)").format(name))
+    name = f"fairq_gen_{secrets.token_hex(6)}"
+    with embedded.database(server, name, "template template0 encoding 'UTF8'") as dsn, _connect(dsn) as conn:
+        yield conn
 
 
 def _connect(dsn: str) -> psycopg.Connection[Any]:

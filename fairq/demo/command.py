@@ -16,7 +16,6 @@ from types import FrameType
 
 import click
 import psycopg
-from psycopg import conninfo, sql
 from rich.console import Console
 from rich.live import Live
 from starlette.requests import Request
@@ -145,12 +144,7 @@ def _database(dsn: str | None, console: Console) -> Iterator[str]:
         else:
             admin, name = dsns.to_libpq(dsn), f"fairq_demo_{secrets.token_hex(4)}"
             view.say(console, f"The demo makes its own database {name} beside {dsns.describe(admin)}.", "dim")
-        conn = ending.enter_context(psycopg.connect(admin, autocommit=True))
-        drop = sql.SQL("drop database if exists {} with (force)").format(sql.Identifier(name))
-        conn.execute(drop)  # a killed demo may have left one on its own server
-        conn.execute(sql.SQL("create database {}").format(sql.Identifier(name)))
-        ending.callback(conn.execute, drop)
-        where = conninfo.make_conninfo(admin, dbname=name)
+        where = ending.enter_context(embedded.database(admin, name))
         install.migrate(where)
         yield where
 

@@ -50,16 +50,15 @@ SENDERS = {
     "commands.common": "what commands ask of tables and views",
     "commands.doctor": "the time that a check has, and a notification to itself",
     "codegen.catalog": "what it asks the catalogue",
-    "codegen.command": "its database",
     "contrib.django.admin": "shards, and what no model has of a task",
     "contrib.django.base": "whether a queue is there",
     "contrib.django.operations": "a migration's way back",
     "contrib.django.results": "what became of a task of Django",
     "contrib.django.testing": "what empties a test database",
-    "demo.command": "its database",
     "demo.engines": "both queues",
     "demo.run": "its session",
-    "pytest_plugin": "databases of the tests",
+    "embedded": "databases that are dropped in the end",
+    "pytest_plugin": "that tests may set the clock",
 }
 SENDING = {"execute", "executemany", "exec_driver_sql"}
 
