@@ -227,35 +227,7 @@ def _answer(call: Call[T], rows: Iterable[Any]) -> T:
     return answer if call.read is None else call.read(answer)
 
 
-# --- SQLAlchemy ------------------------------------------------------------------------------------
-# Through text() on the connection, so that SQLAlchemy knows of the transaction.
-
-
-@lru_cache(maxsize=64)
-def _alchemy_text(sql: LiteralString) -> Any:
-    """The statement for SQLAlchemy. Its parameters have no type: the server sees the cast."""
-    from sqlalchemy import bindparam, text
-    from sqlalchemy.types import NullType
-
-    sql = _COMMENT.sub("", sql)
-    count = max((int(number) for number in _NUMBERED.findall(sql)), default=0)
-    named = _NUMBERED.sub(r"(:p\1)", sql)
-    return text(named).bindparams(*(bindparam(f"p{n}", type_=NullType()) for n in range(1, count + 1)))
-
-
-async def _alchemy(conn: Any, call: Call[Any], wait: Wait) -> Any:
-    if conn.dialect.name != "postgresql":
-        raise UnsupportedConnection(f"SQLAlchemy's connection is to {conn.dialect.name}, not to PostgreSQL")
-    named = {f"p{number}": _plain(value) for number, value in enumerate(call.params, 1)}
-    result = await wait(conn.execute(_alchemy_text(call.statement.sql), named))
-    return _answer(call, result.fetchall() if result.returns_rows else [])
-
-
-async def _alchemy_session(session: Any, call: Call[Any], wait: Wait) -> Any:
-    return await _alchemy(await wait(session.connection()), call, wait)
-
-
-# --- Django and psycopg2 ---------------------------------------------------------------------------
+# --- Django, psycopg2 and SQLAlchemy ----------------------------------------------------------------
 
 
 @lru_cache(maxsize=64)
@@ -266,10 +238,14 @@ def _formatted_text(sql: LiteralString) -> tuple[str, tuple[int, ...]]:
     return _NUMBERED.sub("%s", sql.replace("%", "%%")), order
 
 
-async def _psycopg2(conn: Any, call: Call[Any], wait: Wait) -> Any:
+def _formatted(call: Call[Any]) -> tuple[str, tuple[Any, ...]]:
     sql, order = _formatted_text(call.statement.sql)
+    return sql, tuple(_plain(call.params[position]) for position in order)
+
+
+async def _psycopg2(conn: Any, call: Call[Any], wait: Wait) -> Any:
     with conn.cursor() as cursor:
-        cursor.execute(sql, [_plain(call.params[position]) for position in order])
+        cursor.execute(*_formatted(call))
         return _answer(call, [] if call.statement.command == "exec" else cursor.fetchall())
 
 
@@ -277,6 +253,20 @@ async def _django(conn: Any, call: Call[Any], wait: Wait) -> Any:
     if conn.vendor != "postgresql":
         raise UnsupportedConnection(f"Django's connection {conn.alias!r} is not one to PostgreSQL")
     return await _psycopg2(conn, call, wait)
+
+
+async def _alchemy(conn: Any, call: Call[Any], wait: Wait) -> Any:
+    """On SQLAlchemy's connection, not its driver's, so that it knows of the transaction."""
+    if conn.dialect.name != "postgresql":
+        raise UnsupportedConnection(f"SQLAlchemy's connection is to {conn.dialect.name}, not to PostgreSQL")
+    is_asyncpg = conn.dialect.paramstyle == "numeric_dollar"
+    sql, params = (call.statement.sql, tuple(map(_plain, call.params))) if is_asyncpg else _formatted(call)
+    result = await wait(conn.exec_driver_sql(sql, params))
+    return _answer(call, result.fetchall() if result.returns_rows else [])
+
+
+async def _alchemy_session(session: Any, call: Call[Any], wait: Wait) -> Any:
+    return await _alchemy(await wait(session.connection()), call, wait)
 
 
 # --- asyncpg ---------------------------------------------------------------------------------------
