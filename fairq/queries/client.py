@@ -392,6 +392,42 @@ def look_at_result(
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class TaskHistoryRow:
+    kind: str | None
+    queue: str | None
+    created_at: datetime.datetime | None
+    finished_at: datetime.datetime | None
+    outcome: str | None
+    worker_id: int | None
+    started_at: datetime.datetime | None
+    headers: str | None
+    payload: str | None
+    result: str | None
+    error: str | None
+    has_begun: bool
+
+
+@driver.Statement[list[TaskHistoryRow]](
+    "many",
+    """-- name: TaskHistory :many
+select h.kind, h.queue, h.created_at, h.finished_at, h.outcome, h.worker_id, h.started_at, h.headers::text as headers,
+  h.payload::text as payload, h.result::text as result, h.error::text as error,
+  (h.started_at is not null and coalesce(h.outcome, '') not in ('declined', 'lease_expired'))::boolean as has_begun
+from fairq.task_history(p_id => $1::bigint) h
+order by h.started_at""",
+    driver.row(TaskHistoryRow),
+)
+def task_history(
+    *,
+    id: int,
+) -> driver.Params:
+    """Django: a task with its last attempt, and its earlier attempts, which have no kind, in the order of their starts. An attempt that has not begun called no
+    function.
+    """
+    return (driver.Int8(id),)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class LatestProgressRow:
     attempt: int
     done: float | None

@@ -1,6 +1,6 @@
 -- What applications send, over any driver: fairq.client, fairq.results, fairq.testing, and some of the command line.
 -- Drivers write JSON, times and intervals in different ways, so such parameters come as text and are cast once more. For the same reason results are
--- texts and numbers; only GetTask and ExplainTask return times, as the driver reads them. So the same statement serves psycopg, asyncpg, SQLAlchemy and
+-- texts and numbers; only GetTask, ExplainTask and TaskHistory return times, as the driver reads them. So the same statement serves psycopg, asyncpg, SQLAlchemy and
 -- Django.
 
 -- name: Enqueue :one
@@ -135,6 +135,17 @@ select r.outcome,
   now()::text as transaction_began,
   (pg_current_xact_id_if_assigned() is not null)::boolean as has_written
 from fairq.task_result(p_id => sqlc.arg(id)::bigint) r;
+
+-- name: TaskHistory :many
+-- Django: a task with its last attempt, and its earlier attempts, which have no kind, in the order of their starts. An attempt that has not begun called no
+-- function.
+-- fairq: not null has_begun
+-- fairq: nullable kind, queue, created_at, finished_at, outcome, worker_id, started_at, headers, payload, result, error
+select h.kind, h.queue, h.created_at, h.finished_at, h.outcome, h.worker_id, h.started_at, h.headers::text as headers,
+  h.payload::text as payload, h.result::text as result, h.error::text as error,
+  (h.started_at is not null and coalesce(h.outcome, '') not in ('declined', 'lease_expired'))::boolean as has_begun
+from fairq.task_history(p_id => sqlc.arg(id)::bigint) h
+order by h.started_at;
 
 -- name: LatestProgress :one
 -- What a running task last reported of its progress; no row: it has reported nothing, or is not live.

@@ -53,7 +53,6 @@ SENDERS = {
     "contrib.django.admin": "shards, and what no model has of a task",
     "contrib.django.base": "whether a queue is there",
     "contrib.django.operations": "a migration's way back",
-    "contrib.django.results": "what became of a task of Django",
     "contrib.django.testing": "what empties a test database",
     "demo.engines": "both queues",
     "demo.run": "its session",

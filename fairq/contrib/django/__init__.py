@@ -3,7 +3,6 @@
 apps        the app: what `migrate` does besides migrating
 database    which of DATABASES to use, and its DSN
 backend     the backend of `django.tasks`; `backport`: that of `django_tasks`; `base`: what they share
-results     a task's state and attempts, from the database
 worker      the app that `manage.py fairq work` runs
 fresh       checks Django's connections around each task
 exceptions  ends of tasks that no function raised

@@ -27,12 +27,14 @@ from django.utils import timezone
 from django.utils.module_loading import import_string
 
 from fairq.client import enqueue
+from fairq.connections import run
 from fairq.context import Context
-from fairq.contrib.django import database, results
+from fairq.contrib.django import database
 from fairq.contrib.django.exceptions import class_path
 from fairq.errors import ConfigurationError, FairqError
 from fairq.options import TaskOptions, options_of, sent
 from fairq.policies import configure_queue
+from fairq.queries import client as queries
 
 __all__ = ["DEFINED", "HEADER", "OPTIONS", "Backend", "Space", "task_class"]
 
@@ -188,14 +190,16 @@ class Backend:
         does_not_exist = self.space.exceptions.TaskResultDoesNotExist
         if not (isinstance(result_id, str) and result_id.isascii() and result_id.isdigit()):
             raise does_not_exist(result_id)
-        found = results.look_up(int(result_id)) if int(result_id) < 2**63 else None
-        if found is None:
-            raise does_not_exist(result_id)
-        return self._found(int(result_id), *found)
+        id = int(result_id)
+        rows = run(database.connection(), queries.task_history.call(id=id)) if id < 2**63 else []
+        for row in rows:
+            if row.kind is not None:
+                return self._found(id, row, [each for each in rows if each.has_begun])
+        raise does_not_exist(result_id)
 
-    def _found(self, id: int, found: results.Row, attempts: list[results.Row]) -> Any:
-        about = (found.headers or {}).get(HEADER, {})
-        task = _as_enqueued(self.task_of(str(found.kind)), found.queue, about)
+    def _found(self, id: int, found: queries.TaskHistoryRow, attempts: list[queries.TaskHistoryRow]) -> Any:
+        about = (_read(found.headers) or {}).get(HEADER, {})
+        task = _as_enqueued(self.task_of(str(found.kind)), str(found.queue), about)
         enqueued_at = about.get("enqueued_at")
         statuses = self.space.base.TaskResultStatus
         if found.outcome is not None:
@@ -204,13 +208,13 @@ class Backend:
             status = statuses.RUNNING
         else:
             status = statuses.READY
-        failed = [each.error or {} for each in attempts if each.outcome in ("retry", "worker_lost")]
+        failed = [_read(each.error) or {} for each in attempts if each.outcome in ("retry", "worker_lost")]
         if status == statuses.FAILED:
-            failed.append(found.error or {"code": found.outcome})
+            failed.append(_read(found.error) or {"code": found.outcome})
         result = self._result(
             task,
             id,
-            found.payload,
+            _read(found.payload),
             enqueued_at=_shown(datetime.fromisoformat(enqueued_at) if enqueued_at else found.created_at),
             status=status,
             started_at=_shown(attempts[0].started_at) if attempts else None,
@@ -219,7 +223,7 @@ class Backend:
             errors=[self.space.base.TaskError(**_error(each)) for each in failed],
             worker_ids=[str(each.worker_id) for each in attempts],
         )
-        _set(result, _return_value=found.result)
+        _set(result, _return_value=_read(found.result))
         return result
 
     def task_of(self, path: str) -> Any:
@@ -310,6 +314,10 @@ def _as_enqueued(task: Any, queue: str, about: Mapping[str, Any]) -> Any:
     }
     same = all(getattr(task, name) == value for name, value in said.items())
     return task if same else dataclasses.replace(task, **said)
+
+
+def _read(text: str | None) -> Any:
+    return json.loads(text or "null")
 
 
 def _error(stored: Mapping[str, Any]) -> dict[str, str]:

@@ -60,11 +60,10 @@ def install(conn: Any) -> None:
     conn.ensure_connection()
     if installer.schema_version(conn.connection) is None:
         return
-    for app in (discover(), *_apps()):
-        for queue in app.queues:
-            configure_queue(conn, queue)
-        if type(app) is App:
-            app.install(conn)
+    for queue in discover().queues:
+        configure_queue(conn, queue)
+    for app in _apps():
+        app.install(conn)
 
 
 def _apps() -> list[App]:

@@ -15,7 +15,7 @@ from unittest import skipIf
 import django
 from django.conf import settings
 from django.core.exceptions import SuspiciousOperation
-from django.db import ProgrammingError, connection, connections, transaction
+from django.db import connection, connections, transaction
 from django.test import TestCase, override_settings
 from django.utils import timezone
 
@@ -251,7 +251,7 @@ class Results(TestCase):
             cursor.execute(f"grant fairq_enqueue to {role}")
             cursor.execute(f"set local role {role}")
             result = tasks.add.enqueue(1, b=41)
-            with self.assertRaises(ProgrammingError), transaction.atomic():
+            with self.assertRaises(fairq.NotAllowed), transaction.atomic():
                 tasks.add.get_result(result.id)
             cursor.execute("reset role")
             cursor.execute(f"grant execute on function fairq.task_history to {role}")
