@@ -21,7 +21,7 @@ import psycopg
 from psycopg.rows import tuple_row
 
 from fairq import citus
-from fairq.errors import FairqError, TasksWouldBeLost
+from fairq.errors import FairqError, TasksWouldBeLost, sqlstate_of, translate
 from fairq.queries import install as queries
 
 if TYPE_CHECKING:
@@ -433,6 +433,9 @@ class _Session:
             try:
                 self.run(text)
             except Exception as exc:
+                if sqlstate_of(exc) == WouldLoseData.sqlstate:
+                    refused = translate(exc)
+                    raise WouldLoseData(str(refused), refused.hint) from exc
                 exc.add_note(f"while running {name}")
                 raise
         self.run(_record(steps[0].result))
@@ -607,10 +610,6 @@ def _retrying(conn: Connection[Any], target: str | None, how: _Patience) -> tupl
                     f"gave up after waiting {waited:.0f} s for a lock held by {'; '.join(seen.held_by)}",
                     "End that transaction (select pg_terminate_backend(pid)), or wait longer: --patience.",
                 ) from exc
-        except psycopg.Error as exc:
-            if exc.sqlstate == WouldLoseData.sqlstate:
-                raise WouldLoseData(exc.diag.message_primary or str(exc), exc.diag.message_hint) from exc
-            raise
         # Full jitter: twenty processes that were refused together do not retry together.
         time.sleep(random.uniform(0.05, min(5.0, 0.1 * 2 ** min(attempt, 10))))
     raise AssertionError("unreachable")

@@ -9,9 +9,13 @@ from typing import Any
 
 import psycopg
 import pytest
+from sqlalchemy import create_engine
+from sqlalchemy.ext.asyncio import create_async_engine
+from sqlalchemy.pool import NullPool
 
 from fairq import install
 from fairq.install import Applied, Waiting
+from tests.api.addresses import alchemy_url
 from tests.migrations.conftest import TRICKY, History, waiters
 from tests.support.catalog import catalog, differences
 from tests.support.database import Database
@@ -401,6 +405,27 @@ def test_a_downgrade_that_would_lose_rows_of_the_user_is_refused(database: Datab
         install.migrate(database.dsn, to="base")
     assert "drop schema" in str(caught.value.hint)
     assert_same(conn, before)
+
+
+@pytest.mark.parametrize("driver", ["psycopg", "psycopg2", "asyncpg"])
+def test_it_is_refused_the_same_in_the_callers_transaction(database: Database, driver: str) -> None:
+    url = alchemy_url(database.dsn, driver)
+
+    def downgrade(bind: Any) -> None:
+        bind.exec_driver_sql(TASK)
+        with pytest.raises(install.WouldLoseData) as caught:
+            install.downgrade(bind)
+        assert "drop schema" in str(caught.value.hint)
+
+    async def downgrade_async() -> None:
+        async with create_async_engine(url, poolclass=NullPool).connect() as conn:
+            await conn.run_sync(downgrade)
+
+    if driver == "asyncpg":
+        asyncio.run(downgrade_async())
+    else:
+        with create_engine(url, poolclass=NullPool).connect() as conn:
+            downgrade(conn)
 
 
 def test_a_row_that_is_being_added_meanwhile_is_not_lost(database: Database) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import psycopg
 from django.apps import apps
 from django.db import router
 from django.db.migrations.operations.base import Operation
@@ -63,10 +62,4 @@ class Revision(Operation):
         if to == install.BASE:
             with conn.cursor() as cursor:  # queues that the project declares are no loss
                 cursor.execute("delete from fairq.queues where queue = any(%s)", [discover().queues])
-        try:
-            move(conn.connection, to)
-        except psycopg.Error as exc:
-            if exc.sqlstate == install.WouldLoseData.sqlstate:
-                hint = exc.diag.message_hint
-                raise install.WouldLoseData(exc.diag.message_primary or str(exc), hint) from exc
-            raise
+        move(conn.connection, to)
