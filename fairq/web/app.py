@@ -11,7 +11,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
-from importlib import resources
 
 import psycopg
 from starlette.applications import Starlette
@@ -25,7 +24,8 @@ from starlette.responses import (
     Response,
     StreamingResponse,
 )
-from starlette.routing import Route
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
 from starlette.types import Receive, Scope, Send
 
 from fairq import metrics
@@ -43,7 +43,7 @@ from fairq.errors import (
 from fairq.web import pages
 from fairq.web.guard import Guard, Rule, asks, form_of, headers_around, keep_csrf, new_csrf, wears_csrf
 from fairq.web.signing import check_secret, read_pass
-from fairq.web.site import Ask, Page, Site, version_of
+from fairq.web.site import Ask, Page, Site
 
 STREAM_SECONDS = 600.0  # then the browser reconnects
 STREAMS = 50  # at once for operators, and as many for tenants
@@ -51,11 +51,6 @@ STREAMS_OF_TENANT = 5
 MINE_SECONDS = 4.0  # how long a tenant's answer is kept
 FOR_TENANTS = 2  # threads for tenants' queries
 GLANCE_EVERY = 1.0
-STATIC = {
-    "app.css": "text/css; charset=utf-8",
-    "app.js": "text/javascript; charset=utf-8",
-    "icon.svg": "image/svg+xml",
-}
 SHOWS_ONLY = pages.trouble("Not allowed", 403, "This page does not allow changes.")
 FOREIGN_FORM = pages.trouble(
     "Not allowed", 403, "This form is not from this page. Go back and reload the page."
@@ -115,7 +110,7 @@ class Web:
                 Route("/login", self._login, methods=["POST"]),
                 Route("/metrics", self._metrics),
                 Route("/health", self._health),
-                Route("/static/{name}", _static),
+                Mount("/static", StaticFiles(packages=[("fairq.web", "static")])),
             ],
             exception_handlers={404: self._nowhere},
             lifespan=self._watching,
@@ -252,7 +247,7 @@ class Web:
             full = of_tenants >= STREAMS or self._streams[tenant] >= STREAMS_OF_TENANT
         if full:
             return PlainTextResponse("Too many pages are open.", 503)
-        headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
+        headers = {"x-accel-buffering": "no"}
         base = request.scope.get("root_path", "")
         # Counted before anything is awaited, because many requests may come at once.
         self._streams[tenant] += 1
@@ -348,13 +343,3 @@ class _Stream(StreamingResponse):
 def _event(data: str, kind: str = "message") -> str:
     lines = "".join(f"data: {line}\n" for line in data.splitlines())
     return f"event: {kind}\n{lines}\n"
-
-
-async def _static(request: Request) -> Response:
-    name = request.path_params["name"]
-    if name not in STATIC:
-        return PlainTextResponse("There is no such file.", 404)
-    content = resources.files("fairq.web").joinpath("static", name).read_bytes()
-    is_versioned = request.query_params.get("v") == version_of(name)
-    kept = "public, max-age=31536000, immutable" if is_versioned else "no-cache"
-    return Response(content, headers={"content-type": STATIC[name], "cache-control": kept})

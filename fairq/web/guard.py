@@ -37,13 +37,13 @@ HEADERS = {
 
 
 def headers_around(app: ASGIApp) -> ASGIApp:
-    """Set the same headers on every answer, errors included. Answers with data are not cached."""
+    """Set the same headers on every answer, errors included. Only files are cached, and asked for again."""
 
     async def guarded(scope: Scope, receive: Receive, send: Send) -> None:
         async def with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
                 there = {name for name, _ in message["headers"]}
-                own = HEADERS | ({} if b"cache-control" in there else {"cache-control": "no-store"})
+                own = {**HEADERS, "cache-control": "no-cache" if b"etag" in there else "no-store"}
                 message["headers"] += [(name.encode(), value.encode()) for name, value in own.items()]
             await send(message)
 

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from functools import cache
-from importlib import resources
 from typing import Any, TypeVar
 from urllib.parse import urlencode
 
@@ -100,7 +97,7 @@ class Site:
             name: getattr(parts, name)
             for name in ("bar", "debt_bar", "many", "pause_of", "settings_form", "share_bar", "state_of")
         }
-        functions = {each.__name__: each for each in (less, limits, rule, told, version_of)}
+        functions = {each.__name__: each for each in (less, limits, rule, told)}
         self._templates.globals |= functions | macros
 
     @contextlib.contextmanager
@@ -172,10 +169,3 @@ def reason_text(reason: str, group_key: str | None = None) -> str:
 def url(path: str, **query: Any) -> str:
     given = {name: value for name, value in query.items() if value is not None}
     return path + ("?" + urlencode(given) if given else "")
-
-
-@cache
-def version_of(name: str) -> str:
-    """The version of a static file, which a browser may cache for ever."""
-    content = resources.files("fairq.web").joinpath("static", name).read_bytes()
-    return hashlib.sha256(content).hexdigest()[:12]

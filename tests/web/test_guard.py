@@ -99,7 +99,19 @@ def test_every_answer_forbids_what_it_does_not_need(database: Database, path: st
     assert rules["default-src"] == "'none'"
     assert set(rules.values()) == {"'none'", "'self'"}
     assert headers["x-content-type-options"] == "nosniff"
-    assert headers["cache-control"] == "no-store" or path.startswith("/static")
+    assert headers["cache-control"] == ("no-cache" if path.startswith("/static") else "no-store")
+
+
+@pytest.mark.parametrize("name", ["app.css", "app.js", "icon.svg"])
+def test_a_browser_gets_a_file_only_once(database: Database, name: str) -> None:
+    asked = client(database)
+    first = asked.get(f"/static/{name}")
+    again = asked.get(f"/static/{name}", headers={"if-none-match": first.headers["etag"]})
+    assert (first.status_code, again.status_code, again.text) == (200, 304, "")
+    assert again.headers["cache-control"] == "no-cache"
+    assert {"app.css": "css", "app.js": "javascript", "icon.svg": "svg"}[name] in first.headers[
+        "content-type"
+    ]
 
 
 def test_a_page_loads_nothing_from_elsewhere(database: Database) -> None:
