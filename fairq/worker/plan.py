@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Final, TypeVar
 
+from fairq.backoff import Backoff
 from fairq.worker.config import Limits
 
 T = TypeVar("T")
@@ -18,7 +19,6 @@ MOST_BYTES: Final = 8 * 1024 * 1024
 # because producers send no notice while an earlier one is pending, and an early look finds what they commit.
 FIRST_PAUSE: Final = 0.05
 FIRST_PAUSE_LISTENING: Final = 0.01
-JITTER: Final = 0.25
 # What is due this soon counts as due. The engine also answers so when somebody else is promoting.
 SOON: Final = 0.05
 
@@ -46,8 +46,7 @@ def ought_to_gather(limits: Limits, *, ended: int, ready: int) -> bool:
 
 def retry_delay(failures: int, initial: float, cap: float, draw: Draw = random.random) -> float:
     """The pause after so many failures in a row: doubled each time, capped, varied by up to 25 %."""
-    exponent = min(max(failures, 1) - 1, 40)
-    return min(initial * 2.0**exponent, cap) * (1 + JITTER * (2 * draw() - 1))
+    return Backoff(initial, cap).delay(failures, draw)
 
 
 def poll_delay(
