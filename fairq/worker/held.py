@@ -311,8 +311,7 @@ class Held:
         if ctx is not None and ctx.finished_in and exception is None:
             entry.outbox.check(entry)
             return
-        outcome = _account(lambda: conclude(entry, exception, result))
-        _log_end(entry, exception, outcome)
+        outcome = _account(entry, exception, lambda: conclude(entry, exception, result))
         entry.outbox.write_down(entry, outcome)
 
     def _let_go(self, entry: Entry) -> None:
@@ -338,9 +337,7 @@ class Held:
         for entry in entries:
             if entry.row.id in there:
                 lost = FinishLost("the transaction of ctx.finish_in() rolled back")
-                outcome = outcome_of(lost, entry.task, entry.row.attempt)
-                _log_end(entry, lost, outcome)
-                entry.outbox.write_down(entry, outcome)
+                entry.outbox.write_down(entry, _failed(entry, lost))
             else:
                 entry.outbox.check_again(entry, now)
 
@@ -402,13 +399,8 @@ class Held:
         # Copies, because the loop may run again and end the originals itself.
         ours = [copy(entry) for entry in found or on_loop if entry.outbox is outbox]
         for entry in ours:
-            entry.outcome = self._out_of_time(entry, late)
+            entry.outcome = _failed(entry, late)
         return ours
-
-    def _out_of_time(self, entry: Entry, late: TaskTimeout) -> Outcome:
-        outcome = _account(lambda: outcome_of(late, entry.task, entry.row.attempt))
-        _log_end(entry, late, outcome)
-        return outcome
 
     # --- The end ---
 
@@ -430,18 +422,23 @@ class Held:
             )
             outcome = RELEASE if entry.begun_at is None else INTERRUPTED
             if entry.overdue:
-                outcome = self._out_of_time(entry, timed_out(entry))
+                outcome = _failed(entry, timed_out(entry))
             self._close(entry, outcome)
 
 
-def _account(judge: Callable[[], Outcome]) -> Outcome:
-    """The outcome from `judge`; a retry if that fails, so that an end is always written."""
+def _failed(entry: Entry, exception: Exception) -> Outcome:
+    return _account(entry, exception, lambda: outcome_of(exception, entry.task, entry.row.attempt))
+
+
+def _account(entry: Entry, exception: BaseException | None, judge: Callable[[], Outcome]) -> Outcome:
+    """The outcome from `judge`, logged; a retry if that fails, so that an end is always written."""
     try:
         outcome = judge()
         if outcome.retry_delay is not None:
             _ = outcome.delay
     except Exception as exc:  # for example, the delay is no number
-        return Outcome("retry", error=describe(RuntimeError(f"no outcome: {type(exc).__name__}")))
+        outcome = Outcome("retry", error=describe(RuntimeError(f"no outcome: {type(exc).__name__}")))
+    _log_end(entry, exception, outcome)
     return outcome
 
 
