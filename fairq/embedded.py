@@ -506,7 +506,7 @@ class Server:
         while (pid := self._kept(order)) is None:
             # When our own server crashed, its processes take a moment to notice and end.
             if not self._ran or time.monotonic() > deadline:
-                raise EmbeddedError(_in_use(self.data_dir, self._pgdata))
+                raise self._in_use()
             time.sleep(0.02)
         return pid
 
@@ -605,11 +605,19 @@ class Server:
 
         The inherited locks prove that no server of ours is alive, but somebody may have started one by hand.
         """
-        pid_file = self._pgdata / "postmaster.pid"
         with contextlib.suppress(FileNotFoundError, ValueError):
-            if "postgres" in _program_of(int(pid_file.read_text().split("\n", 1)[0])):
-                raise EmbeddedError(_in_use(self.data_dir, self._pgdata))
-            pid_file.unlink()
+            if "postgres" in _program_of(self.pid):
+                raise self._in_use()
+            (self._pgdata / "postmaster.pid").unlink()
+
+    def _in_use(self) -> EmbeddedError:
+        try:
+            holder = f"process {self.pid}"
+        except (OSError, ValueError):
+            holder = "another process"
+        return EmbeddedError(
+            f"A server already uses {self.data_dir} ({holder}). Stop it, or choose another folder."
+        )
 
 
 def _make_home(home: Path) -> Path:
@@ -641,14 +649,6 @@ def _major_of(home: Path) -> int | None:
         return None
     except OSError as exc:
         raise _no_folder(home, exc.strerror) from exc
-
-
-def _in_use(home: Path, pgdata: Path) -> str:
-    try:
-        holder = f"process {int((pgdata / 'postmaster.pid').read_text().split(chr(10), 1)[0])}"
-    except (OSError, ValueError):
-        holder = "another process"
-    return f"A server already uses {home} ({holder}). Stop it, or choose another folder."
 
 
 def _program_of(pid: int) -> str:
