@@ -173,7 +173,7 @@ def create_call(group_key: GroupKey, payload: str, options: Mapping[str, Any]) -
 def create_many_call(
     items: Iterable[tuple[GroupKey, Any] | Item],
     options: Mapping[str, Any],
-    encode_payload: Callable[[Any, str], str] = encode,
+    encode_payload: Callable[[Any], str] = encode,
 ) -> Call[list[int]]:
     """The call of `fairq.create_tasks`: one array per column, null for unused columns."""
     for_all = sent(options)
@@ -192,7 +192,7 @@ def create_many_call(
             group_key, payload = pair(item, position)
         group_keys.append(group_text(group_key))
         try:
-            payloads.append(encode_payload(payload, "payload"))
+            payloads.append(encode_payload(payload))
         except NotEncodable as exc:
             raise NotEncodable(f"items[{position}].{exc.path}", exc.reason, exc.hint) from exc.__cause__
 

@@ -63,11 +63,11 @@ def encode(value: Any, root: str = "payload") -> str:
     return _write(simplify(value, root))
 
 
-def encode_for(reader: Decoder, value: Any, root: str = "payload") -> str:
+def encode_for(reader: Decoder, value: Any) -> str:
     """The same, but also refuses what that decoder cannot read."""
-    plain = simplify(value, root)
+    plain = simplify(value)
     try:
-        reader.plain(plain, root)
+        reader.plain(plain)
     except NotDecodable as exc:
         raise NotEncodable(exc.path, exc.reason) from exc
     return _write(plain)

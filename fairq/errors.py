@@ -158,8 +158,8 @@ class UnknownTask(TaskError): ...  # no handler of this kind
 class NotDecodable(TaskError, code="payload_invalid"):
     """A payload does not fit the handler's annotation. `path` is the first place where it does not."""
 
-    def __init__(self, path: str, reason: str, hint: str | None = None) -> None:
-        super().__init__(f"{path} {reason}", hint)
+    def __init__(self, path: str, reason: str) -> None:
+        super().__init__(f"{path} {reason}")
         self.path = path
         self.reason = reason
 

@@ -242,12 +242,12 @@ class Task(Generic[T, P, R_co]):
             return ctx.finish_in(ctx.session, result if self.store_result else None)
         return _nothing() if self.is_async else None
 
-    def encode_payload(self, payload: T, root: str = "payload") -> str:
+    def encode_payload(self, payload: T) -> str:
         """The JSON text of a payload. Refuses what the handler could not decode."""
         if self._is_surely_decodable(payload):
-            return encode(payload, root)
+            return encode(payload)
         try:
-            return encode_for(self._decoder, payload, root)
+            return encode_for(self._decoder, payload)
         except NotEncodable as exc:
             exc.hint = exc.hint or f"Task {self.kind!r} takes {inspect.signature(self.handler)!s:.200}."
             raise

@@ -288,9 +288,7 @@ class Inference:
         if not isinstance(node, Node):
             return False
 
-        def all_of(name: str) -> bool:
-            return all(self.expression(item, scope) for item in node.items(name))
-
+        arguments = (self.expression(item, scope) for item in node.items("args"))
         match node.tag:
             case "VAR":
                 return self._variable(node, scope)
@@ -307,11 +305,11 @@ class Inference:
             case "FUNCEXPR":
                 return self._call(node, scope)
             case "OPEXPR":
-                return self._facts.operator(node.number("opno")) in _OPERATORS and all_of("args")
+                return self._facts.operator(node.number("opno")) in _OPERATORS and all(arguments)
             case "BOOLEXPR":
-                return all_of("args")
+                return all(arguments)
             case "COALESCEEXPR" | "MINMAXEXPR":
-                return any(self.expression(item, scope) for item in node.items("args"))
+                return any(arguments)
             case "CASEEXPR":
                 return self.expression(node["defresult"], scope) and all(
                     self.expression(when["result"], scope) for when in node.items("args")

@@ -142,8 +142,8 @@ class _Models:
             types = [python_type(field, self.request.catalog) for field in type_.fields]
             row = _row(name, zip(type_.fields, types, strict=True), type_.comment, at_home=True)
             self._classes[name] = row.text
-            fields = _tuple([_literal(field) for field, _, _ in row.fields], "    ")
-            numbers = _tuple([_at_home(found.number) for found in types], "    ")
+            fields = _tuple([_literal(field) for field, _, _ in row.fields])
+            numbers = _tuple([_at_home(found.number) for found in types])
             made = _parts([name, fields, numbers])
             self._registered[constant] = f"{constant} = driver.composite_type{made}"
         else:
@@ -297,7 +297,7 @@ def _definition(
         f"@{statement}{_parts(about)}\n"
         f"def {name}{_parts(takes)} -> driver.Params:\n"
         + (f"    {doc}\n" if doc else "")
-        + f"    return {_tuple(sends, '    ')}"
+        + f"    return {_tuple(sends)}"
     )
 
 
@@ -435,7 +435,7 @@ def _copy_function(query: Query, name: str, arguments: Sequence[_Argument]) -> d
         fields = _field_names((argument.name for argument in arguments), annotations)
         needs = {item: _plain_row(item, fields, annotations).text}
         parts = [f"row.{field}" for field in fields]
-    about = [text, _tuple([argument.type.number for argument in arguments], "    ")]
+    about = [text, _tuple([argument.type.number for argument in arguments])]
     sends = [each.type.copy_value.format(part) for each, part in zip(arguments, parts, strict=True)]
     function = _definition("driver.CopyStatement", about, query, name, [f"row: {item}"], sends)
     return {**needs, name: function}
@@ -480,5 +480,5 @@ def _parts(parts: Sequence[str], indent: str = "") -> str:
     return "(\n" + "".join(f"{indent}    {part},\n" for part in parts) + f"{indent})"
 
 
-def _tuple(parts: Sequence[str], indent: str) -> str:
-    return f"({parts[0]},)" if len(parts) == 1 else _parts(parts, indent)
+def _tuple(parts: Sequence[str]) -> str:
+    return f"({parts[0]},)" if len(parts) == 1 else _parts(parts, "    ")

@@ -137,7 +137,7 @@ names_and_payload = together(
 def _change(name: str, group_key: str, payload: str | None, options: dict[str, Any], *, new: bool) -> None:
     chosen = named(options, may_be_none=new or payload is not None)
     if chosen.get("headers") is not None:
-        chosen["headers"] = json_object(chosen["headers"], "--headers")
+        chosen["headers"] = json_object(chosen["headers"])
     if payload is not None:
         chosen["payload"] = json_value(payload, "The payload")
     with session() as conn, conn.transaction():

@@ -110,7 +110,7 @@ def queue_table(found: Snapshot, limit: int | None = None) -> RenderableType:
     return table("Queues", ("queue", *COUNTS, ">groups", ">oldest waits"), rows)
 
 
-def group_table(found: Snapshot, limit: int | None = None) -> RenderableType:
+def group_table(found: Snapshot) -> RenderableType:
     groups = sorted(found.groups, key=lambda g: -(g.overflow + g.queued + g.claimed + g.running))
     several = len({each.queue for each in groups}) > 1
     rows = [
@@ -120,7 +120,7 @@ def group_table(found: Snapshot, limit: int | None = None) -> RenderableType:
             *_counts(each),
             _age(found, each.oldest_waiting_since),
         )
-        for each in groups[:limit]
+        for each in groups
     ]
     return table("Groups, busiest first", ("?queue", "group", *COUNTS, ">oldest waits"), rows)
 

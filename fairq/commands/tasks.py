@@ -85,7 +85,7 @@ def enqueue(
     jq -c '{group_key: .owner, payload: .}' files.json | fairq enqueue --from -
     fairq enqueue --from huge.jsonl --commit-each    then, if it stopped: --skip N
     """
-    options["headers"] = json_object(options["headers"], "--headers")
+    options["headers"] = json_object(options["headers"])
     if source is None:
         if commit_each or skip:
             raise click.UsageError("--commit-each and --skip need --from.")
@@ -129,10 +129,11 @@ def read_json(text: str) -> Any:
         raise ValueError(str(exc)) from None
 
 
-def json_object(text: str | None, what: str) -> dict[str, Any] | None:
-    value = None if text is None else json_value(text, what)
+def json_object(text: str | None) -> dict[str, Any] | None:
+    """The value of --headers."""
+    value = None if text is None else json_value(text, "--headers")
     if value is not None and not isinstance(value, dict):
-        raise click.UsageError(f"{what} is not a JSON object.")
+        raise click.UsageError("--headers is not a JSON object.")
     return value
 
 

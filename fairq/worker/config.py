@@ -140,9 +140,9 @@ def problems(settings: Settings) -> list[str]:
 
 def _queue_problems(queues: Sequence[str] | Mapping[str, float]) -> list[str]:
     if not isinstance(queues, Mapping):
-        return _name_problems("queue", queues)
+        return _name_problems(queues)
     least, most = WEIGHTS
-    found = _name_problems("queue", list(queues))
+    found = _name_problems(list(queues))
     for name, weight in queues.items():
         if isinstance(weight, bool) or not isinstance(weight, int | float) or not math.isfinite(weight):
             found.append(f"the weight of queue {name!r} is {weight!r}, which is not a number")
@@ -151,16 +151,16 @@ def _queue_problems(queues: Sequence[str] | Mapping[str, float]) -> list[str]:
     return found
 
 
-def _name_problems(what: str, names: Sequence[str]) -> list[str]:
+def _name_problems(names: Sequence[str]) -> list[str]:
     if isinstance(names, str):
-        return [f"{what}s is one text, {names!r}; it must be a list of names"]
+        return [f"queues is one text, {names!r}; it must be a list of names"]
     found = [
-        f"{what} {name!r} is not a text of 1 to 200 bytes"
+        f"queue {name!r} is not a text of 1 to 200 bytes"
         for name in names
         if not isinstance(name, str) or not 1 <= len(name.encode(errors="replace")) <= 200
     ]
     twice = sorted({name for name in names if list(names).count(name) > 1})
-    return [*found, *(f"{what} {name!r} is named twice" for name in twice)]
+    return [*found, *(f"queue {name!r} is named twice" for name in twice)]
 
 
 def queues_of(texts: Sequence[str]) -> tuple[tuple[str, ...] | Mapping[str, float], list[str]]:
@@ -173,7 +173,7 @@ def queues_of(texts: Sequence[str]) -> tuple[tuple[str, ...] | Mapping[str, floa
     plain = [repr(name) for _, sign, name in parts if not sign]
     if plain:
         return (), [f"some queues have a weight, but {', '.join(plain)} not: give all of them one, or none"]
-    found = _name_problems("queue", [name for name, _, _ in parts])
+    found = _name_problems([name for name, _, _ in parts])
     weights: dict[str, float] = {}
     for name, _, text in parts:
         try:
