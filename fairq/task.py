@@ -313,10 +313,9 @@ class Task(Generic[T, P, R_co]):
         name = "" if context is None else context.name
         if first is None and self.batch is not None:
             raise self._wrong("takes no list", "def index(pages: list[Page], ctx: fairq.Batch)")
-        if first is None:
-            return _with_keywords(handler, bool(self._fields), name)
-        by_position = context is not None and context is rest[0] and context.kind in _POSITIONAL
-        return _with_payload(handler, name, by_position)
+        if first is not None and context is not None and context is rest[0] and context.kind in _POSITIONAL:
+            return handler  # type: ignore[no-any-return]
+        return _caller(handler, first is not None, bool(self._fields), name)
 
     @cached_property
     def _hints(self) -> dict[str, Any]:
@@ -367,22 +366,13 @@ _FORMS = (
 )
 
 
-def _with_payload(handler: Any, context: str, by_position: bool) -> Callable[[Any, Context], Any]:
-    if by_position:
-        return handler  # type: ignore[no-any-return]
-    if context:
-        return lambda payload, ctx: handler(payload, **{context: ctx})
-    return lambda payload, ctx: handler(payload)
+def _caller(handler: Any, has_payload: bool, has_fields: bool, context: str) -> Callable[[Any, Context], Any]:
+    def call(payload: Any, ctx: Context) -> Any:
+        positional = (payload,) if has_payload else ()
+        named = payload if has_fields else {}
+        return handler(*positional, **named, **{context: ctx}) if context else handler(*positional, **named)
 
-
-def _with_keywords(handler: Any, fields: bool, context: str) -> Callable[[Any, Context], Any]:
-    if fields and context:
-        return lambda payload, ctx: handler(**payload, **{context: ctx})
-    if fields:
-        return lambda payload, ctx: handler(**payload)
-    if context:
-        return lambda payload, ctx: handler(**{context: ctx})
-    return lambda payload, ctx: handler()
+    return call
 
 
 async def _nothing() -> None: ...
