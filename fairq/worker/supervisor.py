@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select
 import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import FrameType
 from typing import Final
@@ -30,7 +29,8 @@ LONGEST_PAUSE: Final = 30.0
 STEADY_SECONDS: Final = 60.0
 # How much longer than the grace time children get before they are killed.
 PATIENCE_SECONDS: Final = 15.0
-LOOK_SECONDS: Final = 0.5
+# Between two looks at the children. A signal is passed on at once.
+LOOK_SECONDS: Final = 0.2
 # Exit codes that a restart does not help: wrong usage, a database of another version.
 HOPELESS: Final = (2, 4)
 # The signals to children by level: end, end at once.
@@ -90,19 +90,17 @@ class Supervisor:
     def run(self) -> int:
         """Run until the end, and return the exit code."""
         self._lifeline, held = os.pipe()
-        wake, waker = os.pipe()
-        os.set_blocking(waker, False)
         try:
-            with handled(self._signalled), _woken(waker):
+            with handled(self._signalled):
                 while self._tend():
-                    _rest(wake)
+                    time.sleep(LOOK_SECONDS)
         finally:
             for child in self._children:
                 if child.process is not None and child.process.poll() is None:
                     child.process.kill()
                     child.process.wait()
-            for descriptor in (self._lifeline, held, wake, waker):
-                os.close(descriptor)
+            os.close(self._lifeline)
+            os.close(held)
         return self._exit_code
 
     def _signalled(self, number: int, frame: FrameType | None) -> None:
@@ -177,25 +175,6 @@ class Supervisor:
         child.start_at = now + pause
         text = "process %d %s; starting it again in %.1f s"
         log.warning("restart", text, child.number, what, pause, exit_code=code)
-
-
-@contextlib.contextmanager
-def _woken(waker: int) -> Iterator[None]:
-    """Let each signal, also SIGCHLD, write a byte."""
-    before = signal.signal(signal.SIGCHLD, lambda *_: None)
-    old = signal.set_wakeup_fd(waker, warn_on_full_buffer=False)
-    try:
-        yield
-    finally:
-        signal.set_wakeup_fd(old)
-        signal.signal(signal.SIGCHLD, before)
-
-
-def _rest(wake: int) -> None:
-    """Wait for a signal, at most until the next look, and consume its byte."""
-    with contextlib.suppress(InterruptedError):
-        if select.select([wake], [], [], LOOK_SECONDS)[0]:
-            os.read(wake, 4096)
 
 
 def _name(number: int) -> str:
