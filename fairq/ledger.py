@@ -8,10 +8,8 @@ fairq.fairness(conn, "docs").worst_debt
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import NamedTuple
 
 from fairq.connections import on_connection
 from fairq.driver import Call
@@ -19,7 +17,7 @@ from fairq.options import check_text, in_seconds
 from fairq.policies import read_row
 from fairq.queries import ledger as queries
 
-__all__ = ["Fairness", "Part", "Share", "fairness", "parts", "shares", "shares_call"]
+__all__ = ["Fairness", "Share", "fairness", "shares", "shares_call"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +46,10 @@ class Share:
     eta_seconds: float | None
     limited_by: str | None
     behind: dict[str, float]
+    received_part: float | None
+    """Its part of all that was received; None: nobody received anything."""
+    entitled_part: float | None
+    """The part of the same that it was entitled to."""
 
     @property
     def debt_ratio(self) -> float | None:
@@ -71,25 +73,6 @@ class Fairness:
     wait_p50: float | None
     wait_p95: float | None
     ledger_until: datetime | None
-
-
-class Part(NamedTuple):
-    """A share, and its parts of all that was received; None: nobody received anything."""
-
-    share: Share
-    received: float | None
-    entitled: float | None
-
-
-def parts(found: Sequence[Share]) -> dict[str, Part]:
-    """The answer of `shares`, by group."""
-    total = sum(each.received for each in found)
-    return {
-        each.group_key: Part(
-            each, *((each.received / total, each.entitled / total) if total else (None, None))
-        )
-        for each in found
-    }
 
 
 @on_connection

@@ -40,15 +40,15 @@ def _render(queue: str, since: timedelta, found: list[Share], fair: Fairness) ->
     rows = [
         (
             each.group_key or f"{count(each.groups, 'other')}",
-            percent(part.received),
-            percent(part.entitled),
+            percent(each.received_part),
+            percent(each.entitled_part),
             debt(each),
             _short(each.wait_p50),
             _short(each.wait_p95),
             number(each.backlog),
             _short(each.eta_seconds),
         )
-        for each, part in ((part.share, part) for part in ledger.parts(found).values())
+        for each in found
     ]
     columns = ("group", ">got", ">due", ">debt", ">wait", ">95 %", ">waiting", ">done in")
     parts: list[RenderableType] = [table(f"Queue {clean(queue)}, last {span(since)}", columns, rows)]

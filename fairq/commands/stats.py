@@ -127,10 +127,10 @@ def group_table(found: Snapshot) -> RenderableType:
 
 def share_table(found: Snapshot, limit: int | None = None) -> RenderableType:
     """Groups with what they got and were due. Those with a debt above their bound come first."""
-    of = {queue: ledger.parts(shares) for queue, shares in found.shares.items()}
+    shares = {(queue, each.group_key): each for queue, some in found.shares.items() for each in some}
     rows = []
     for each in found.groups:
-        share, got, due = of.get(str(each.queue), {}).get(str(each.group_key), (None, None, None))
+        share = shares.get((str(each.queue), str(each.group_key)))
         is_behind = share is not None and (share.debt_ratio or 0) > 1
         waiting, running = each.overflow + each.queued, each.claimed + each.running
         row = (
@@ -138,8 +138,8 @@ def share_table(found: Snapshot, limit: int | None = None) -> RenderableType:
             each.group_key,
             number(waiting),
             number(running),
-            percent(got),
-            percent(due),
+            percent(share.received_part if share else None),
+            percent(share.entitled_part if share else None),
             debt(share),
             _age(found, each.oldest_waiting_since),
         )

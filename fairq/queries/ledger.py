@@ -27,6 +27,8 @@ class ReadSharesRow:
     eta_seconds: float | None
     limited_by: str | None
     behind: str | None
+    received_part: float | None
+    entitled_part: float | None
 
 
 @driver.Statement[list[ReadSharesRow]](
@@ -34,7 +36,8 @@ class ReadSharesRow:
     """-- name: ReadShares :many
 select s.group_key, s.groups, s.weight, s.tasks, s.seconds, s.cost, s.received, s.entitled, s.debt, s.bound, s.wait_p50, s.wait_p95,
   to_char(s.waiting_since at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"+00:00"')::text as waiting_since,
-  s.backlog, s.backlog_seconds, s.eta_seconds, s.limited_by, s.behind::text as behind
+  s.backlog, s.backlog_seconds, s.eta_seconds, s.limited_by, s.behind::text as behind,
+  s.received / nullif(sum(s.received) over (), 0) as received_part, s.entitled / nullif(sum(s.received) over (), 0) as entitled_part
 from fairq.shares(
   p_queue => $1::text, p_since => $2::double precision * interval '1 second', p_limit => $3::integer,
   p_group_key => $4::text

@@ -71,18 +71,18 @@ def shares(ask: Ask) -> Page:
         picture, axis = timeline.draw(seen, [limit], ask.now, timeline.LENGTH), AXIS_SEEN
     else:
         picture, axis = _last_hour(ask, queue, fairness.ledger_until or ask.now), AXIS_HOUR
-    parts = ledger.parts(found)
-    others = parts.pop("", None)
+    of = {each.group_key: each for each in found}
+    others = of.pop("", None)
     if behind is None:
-        keys = sorted(parts, key=lambda key: (-parts[key].share.received, -parts[key].share.entitled, key))
-        keys += [key for key, _ in timeline.totals(seen).most_common(GROUPS) if key not in parts]
+        keys = sorted(of, key=lambda key: (-of[key].received, -of[key].entitled, key))
+        keys += [key for key, _ in timeline.totals(seen).most_common(GROUPS) if key not in of]
         if len(keys) < GROUPS:
             named = queries.next_groups(ask.conn, queue=queue, behind="", max_groups=GROUPS)
             keys += [key for key in named if key not in keys]
         keys = keys[:GROUPS]
     else:
         keys = queries.next_groups(ask.conn, queue=queue, behind=behind, max_groups=GROUPS)
-    rows = [(*row, parts.get(row[0].group_key)) for row in _groups(ask, queue, keys)]
+    rows = [(*row, of.get(row[0].group_key)) for row in _groups(ask, queue, keys)]
     shown = {
         "queues": names,
         "queue": queue,
@@ -91,7 +91,7 @@ def shares(ask: Ask) -> Page:
         "rows": rows,
         "others": others,
         "widest": max(
-            [0.0, *(max(part.received or 0, part.entitled or 0) for *_, part in rows if part is not None)]
+            [0.0, *(max(own.received_part or 0, own.entitled_part or 0) for *_, own in rows if own)]
         ),
         "picture": picture,
         "axis": axis,

@@ -48,8 +48,7 @@ def standing(queue: str, group_key: str) -> Steps[Standing]:
     rows: list[ledger.Share] = yield ledger.shares_call(queue, SECONDS, GROUPS, names["group_key"])
     row: queries.StandingRow | None = yield queries.standing.call(**names, max_count=MOST)
     assert row is not None
-    part = ledger.parts(rows).get(group_key)
-    own = part.share if part else None
+    own = next((each for each in rows if each.group_key == group_key), None)
     return Standing(
         **names,
         at=row.at,
@@ -58,8 +57,8 @@ def standing(queue: str, group_key: str) -> Steps[Standing]:
         waiting_since=row.waiting_since,
         ahead=row.ahead,
         eta_seconds=own.eta_seconds if own and row.waiting_since else None,
-        share=part.entitled if part else None,
-        received=part.received if part else None,
+        share=own.entitled_part if own else None,
+        received=own.received_part if own else None,
         budget=row.budget,
         budget_left=row.available,
         budget_renews_at=row.renews_at,

@@ -5,7 +5,8 @@
 -- fairq: nullable weight, debt, bound, wait_p50, wait_p95, waiting_since, backlog, backlog_seconds, eta_seconds, limited_by, behind
 select s.group_key, s.groups, s.weight, s.tasks, s.seconds, s.cost, s.received, s.entitled, s.debt, s.bound, s.wait_p50, s.wait_p95,
   to_char(s.waiting_since at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"+00:00"')::text as waiting_since,
-  s.backlog, s.backlog_seconds, s.eta_seconds, s.limited_by, s.behind::text as behind
+  s.backlog, s.backlog_seconds, s.eta_seconds, s.limited_by, s.behind::text as behind,
+  s.received / nullif(sum(s.received) over (), 0) as received_part, s.entitled / nullif(sum(s.received) over (), 0) as entitled_part
 from fairq.shares(
   p_queue => sqlc.arg(queue)::text, p_since => sqlc.arg(seconds)::double precision * interval '1 second', p_limit => sqlc.arg(max_groups)::integer,
   p_group_key => sqlc.narg(group_key)::text
