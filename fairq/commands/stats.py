@@ -53,18 +53,11 @@ def stats(queue: str | None, max_groups: int) -> None:
 def take(
     conn: Connection, queue: str | None = None, max_groups: int = GROUPS, shares_since: float | None = None
 ) -> Snapshot:
-    queues = [each for each in inspection.queue_stats(conn) if queue in (None, each.queue)]
+    queues = inspection.queue_stats(conn, queue=queue)
     if queue is not None and not queues:
         raise UnknownQueue(f'there is no queue "{queue}"')
-    groups = [
-        group
-        for each in queues
-        if max_groups and live(each)
-        for group in inspection.group_stats(conn, queue=str(each.queue), max_groups=max_groups)
-    ]
-    workers = [
-        each for each in inspection.worker_stats(conn) if queue is None or queue in (each.queues or ())
-    ]
+    groups = inspection.group_stats(conn, queue=queue, max_groups=max_groups) if max_groups else []
+    workers = inspection.worker_stats(conn, queue=queue)
     ever = inspection.rows_ever(conn)
     shares = {
         str(each.queue): ledger.shares(conn, str(each.queue), since=shares_since, groups=max_groups)

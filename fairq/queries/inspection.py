@@ -85,12 +85,16 @@ def read_waits(
     """-- name: QueueStats :many
 select q.queue, q.scheduled, q.overflow, q.blocked, q.queued, q.claimed, q.running, q.waiting_groups, q.oldest_waiting_since
 from fairq.queue_stats q
+where $1::text is null or q.queue = $1::text
 order by q.queue""",
     driver.row(models.FairqQueueStat),
 )
-def queue_stats() -> driver.Params:
+def queue_stats(
+    *,
+    queue: str | None = None,
+) -> driver.Params:
     """Live tasks per queue and state."""
-    return ()
+    return (queue,)
 
 
 @driver.Statement[list[models.FairqGroupStat]](
@@ -98,18 +102,21 @@ def queue_stats() -> driver.Params:
     """-- name: GroupStats :many
 select g.queue, g.group_key, g.scheduled, g.overflow, g.blocked, g.queued, g.claimed, g.running, g.oldest_waiting_since, g.budget_left,
   g.budget_renews_at
-from fairq.group_stats g
-where g.queue = $1::text
-order by g.overflow + g.queued + g.claimed + g.running desc, g.group_key
-limit $2::integer""",
+from (
+  select s.*, row_number() over (partition by s.queue order by s.overflow + s.queued + s.claimed + s.running desc, s.group_key) as nth
+  from fairq.group_stats s
+  where $1::text is null or s.queue = $1::text
+) g
+where g.nth <= $2::integer
+order by g.queue, g.nth""",
     driver.row(models.FairqGroupStat),
 )
 def group_stats(
     *,
-    queue: str,
+    queue: str | None = None,
     max_groups: int,
 ) -> driver.Params:
-    """Live tasks of a queue per group and state, busiest first."""
+    """Live tasks per group and state, the busiest groups of each queue first."""
     return (
         queue,
         driver.Int4(max_groups),
@@ -122,12 +129,16 @@ def group_stats(
 select w.worker_id, w.name, w.queues, w.slots, w.registered_at, w.lease, w.beat_at, w.alive, w.circuit_open,
   w.circuit_trips, w.held
 from fairq.worker_stats w
+where $1::text is null or $1::text = any(w.queues)
 order by w.worker_id""",
     driver.row(models.FairqWorkerStat),
 )
-def worker_stats() -> driver.Params:
+def worker_stats(
+    *,
+    queue: str | None = None,
+) -> driver.Params:
     """Workers, their last sign of life and how many tasks they hold."""
-    return ()
+    return (queue,)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -53,22 +53,27 @@ left join lateral (
 -- Live tasks per queue and state.
 select q.queue, q.scheduled, q.overflow, q.blocked, q.queued, q.claimed, q.running, q.waiting_groups, q.oldest_waiting_since
 from fairq.queue_stats q
+where sqlc.narg(queue)::text is null or q.queue = sqlc.narg(queue)::text
 order by q.queue;
 
 -- name: GroupStats :many
--- Live tasks of a queue per group and state, busiest first.
+-- Live tasks per group and state, the busiest groups of each queue first.
 select g.queue, g.group_key, g.scheduled, g.overflow, g.blocked, g.queued, g.claimed, g.running, g.oldest_waiting_since, g.budget_left,
   g.budget_renews_at
-from fairq.group_stats g
-where g.queue = sqlc.arg(queue)::text
-order by g.overflow + g.queued + g.claimed + g.running desc, g.group_key
-limit sqlc.arg(max_groups)::integer;
+from (
+  select s.*, row_number() over (partition by s.queue order by s.overflow + s.queued + s.claimed + s.running desc, s.group_key) as nth
+  from fairq.group_stats s
+  where sqlc.narg(queue)::text is null or s.queue = sqlc.narg(queue)::text
+) g
+where g.nth <= sqlc.arg(max_groups)::integer
+order by g.queue, g.nth;
 
 -- name: WorkerStats :many
 -- Workers, their last sign of life and how many tasks they hold.
 select w.worker_id, w.name, w.queues, w.slots, w.registered_at, w.lease, w.beat_at, w.alive, w.circuit_open,
   w.circuit_trips, w.held
 from fairq.worker_stats w
+where sqlc.narg(queue)::text is null or sqlc.narg(queue)::text = any(w.queues)
 order by w.worker_id;
 
 -- name: RowsEver :one
