@@ -8,7 +8,6 @@ role may not make is reported as unknown, not wrong.
 from __future__ import annotations
 
 import contextlib
-import re
 import secrets
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -238,19 +237,14 @@ def judge_clock(before: datetime, at: datetime, after: datetime) -> Finding:
     )
 
 
-_MILLISECONDS = {"us": 0.001, "": 1, "ms": 1, "s": 1000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
-
-
 def judge_timeouts(found: Sequence[queries.CheckTimeoutsRow]) -> Finding:
     """A turn or a round of the upkeep that a timeout stops is repeated, and stopped again."""
     short, remedy = [], ""
     for row in found:
-        number, unit = re.fullmatch(r"(-?[\d.]+)\s*([a-z]*)", row.value).groups()  # type: ignore[union-attr]
-        length = timedelta(milliseconds=float(number) * _MILLISECONDS[unit])
         least = SHORT_SESSION if row.name == "idle_session_timeout" else SHORT_TIMEOUT
-        if timedelta(0) < length < least:
+        if timedelta(0) < row.length < least:
             who = "this session" if row.here else f"role {row.role}"
-            short.append((length, f"{who}: {row.name} is {span(length)}"))
+            short.append((row.length, f"{who}: {row.name} is {span(row.length)}"))
             remedy = remedy or f"alter role {row.role} set {row.name} = '1min';"
             if row.here and len(short) == 1:
                 remedy += " It may also be set in the connection string, in PGOPTIONS, or for the database."

@@ -17,23 +17,27 @@ select current_setting('server_version') as version, current_setting('server_ver
 
 -- name: CheckTimeouts :many
 -- Timeouts of this session, as they were before the doctor set its own, and of roles that work with fairq.
--- fairq: not null role, name, value
-select true as here, current_user::text as role, s.name, s.reset_val || coalesce(s.unit, '') as value
-from pg_catalog.pg_settings s
-where s.name in ('statement_timeout', 'transaction_timeout', 'idle_session_timeout')
-union all
-select false, r.rolname::text, split_part(c.setting, '=', 1), split_part(c.setting, '=', 2)
-from pg_catalog.pg_db_role_setting d
-join pg_catalog.pg_roles r on r.oid = d.setrole
-cross join unnest(d.setconfig) c(setting)
-where d.setdatabase in (0, (select b.oid from pg_catalog.pg_database b where b.datname = current_database()))
-  and split_part(c.setting, '=', 1) in ('statement_timeout', 'transaction_timeout', 'idle_session_timeout')
-  and r.rolname <> current_user
-  and exists (
-    select from pg_catalog.pg_roles f
-    where f.rolname in ('fairq_enqueue', 'fairq_work', 'fairq_admin') and pg_has_role(r.oid, f.oid, 'member')
-  )
-order by 1 desc, 2, 3;
+-- fairq: not null here, role, name, length
+with said as (
+  select true as here, current_user::text as role, s.name, s.reset_val || coalesce(s.unit, '') as value
+  from pg_catalog.pg_settings s
+  where s.name in ('statement_timeout', 'transaction_timeout', 'idle_session_timeout')
+  union all
+  select false, r.rolname::text, split_part(c.setting, '=', 1), split_part(c.setting, '=', 2)
+  from pg_catalog.pg_db_role_setting d
+  join pg_catalog.pg_roles r on r.oid = d.setrole
+  cross join unnest(d.setconfig) c(setting)
+  where d.setdatabase in (0, (select b.oid from pg_catalog.pg_database b where b.datname = current_database()))
+    and split_part(c.setting, '=', 1) in ('statement_timeout', 'transaction_timeout', 'idle_session_timeout')
+    and r.rolname <> current_user
+    and exists (
+      select from pg_catalog.pg_roles f
+      where f.rolname in ('fairq_enqueue', 'fairq_work', 'fairq_admin') and pg_has_role(r.oid, f.oid, 'member')
+    )
+)
+select s.here, s.role, s.name, (s.value || case when s.value ~ '[a-z]' then '' else 'ms' end)::interval as length
+from said s
+order by s.here desc, s.role, s.name;
 
 -- name: CheckRights :one
 -- fairq: not null superuser, observe

@@ -275,25 +275,25 @@ def test_dead_rows_are_judged_beside_the_living(live: int, dead: int, verdict: s
     assert doctor.judge_dead_rows([row]).verdict == verdict
 
 
-def timeout(value: str, name: str = "statement_timeout", role: str | None = None) -> queries.CheckTimeoutsRow:
-    return queries.CheckTimeoutsRow(role is None, role or "me", name, value)
+def timeout(ms: int, name: str = "statement_timeout", role: str | None = None) -> queries.CheckTimeoutsRow:
+    return queries.CheckTimeoutsRow(role is None, role or "me", name, timedelta(milliseconds=ms))
 
 
 @pytest.mark.parametrize(
     ("found", "verdict", "says", "remedy"),
     [
-        ([timeout("0ms"), timeout("30s"), timeout("1min", "idle_session_timeout")], "ok", "long enough", ""),
+        ([timeout(0), timeout(30_000), timeout(60_000, "idle_session_timeout")], "ok", "long enough", ""),
         (
-            [timeout("0ms"), timeout("50ms", role="shop")],
+            [timeout(0), timeout(50, role="shop")],
             "wrong",
             "role shop: statement_timeout is 50 ms",
             "role shop set",
         ),
-        ([timeout("2000ms")], "look", "this session: statement_timeout is 2 s", "PGOPTIONS"),
-        ([timeout("1.5 s", "transaction_timeout")], "look", "transaction_timeout is 1.5 s", "'1min'"),
-        ([timeout("30 s", "idle_session_timeout")], "look", "idle_session_timeout is 30 s", "'1min'"),
+        ([timeout(2000)], "look", "this session: statement_timeout is 2 s", "PGOPTIONS"),
+        ([timeout(1500, "transaction_timeout")], "look", "transaction_timeout is 1.5 s", "'1min'"),
+        ([timeout(30_000, "idle_session_timeout")], "look", "idle_session_timeout is 30 s", "'1min'"),
         (
-            [timeout("900", role="a"), timeout("2min", role="b")],
+            [timeout(900, role="a"), timeout(120_000, role="b")],
             "wrong",
             "role a: statement_timeout is 900 ms",
             "role a",
@@ -304,6 +304,17 @@ def test_timeouts_of_roles_are_judged(found: list[Any], verdict: str, says: str,
     judged = doctor.judge_timeouts(found)
     assert (judged.verdict, says in judged.text) == (verdict, True), judged
     assert remedy in (judged.remedy or "")
+
+
+@pytest.mark.parametrize(
+    ("said", "ms"),
+    [("0", 0), ("900", 900), ("50ms", 50), ("1.5 s", 1500), ("2min", 120_000), ("1d", 86_400_000)],
+)
+def test_a_timeout_is_read_in_any_unit(db: psycopg.Connection[Any], said: str, ms: int) -> None:
+    db.execute("create role fairq_test_hasty in role fairq_work")
+    db.execute(f"alter role fairq_test_hasty set statement_timeout = '{said}'".encode())
+    found = [each for each in queries.check_timeouts(db) if each.role == "fairq_test_hasty"]
+    assert found == [timeout(ms, role="fairq_test_hasty")]
 
 
 # --- The round --------------------------------------------------------------------------------------
