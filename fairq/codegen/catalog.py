@@ -10,13 +10,13 @@ from __future__ import annotations
 import dataclasses
 import fnmatch
 import functools
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, LiteralString, NamedTuple
+from typing import Any, NamedTuple
 
 import psycopg
 from psycopg import pq, sql
-from psycopg.rows import namedtuple_row
 
 from fairq.codegen import nulls
 from fairq.codegen.config import text_of
@@ -38,6 +38,7 @@ from fairq.codegen.model import (
     words,
 )
 from fairq.codegen.parse import Placeholder, Statement, Token, tokens
+from fairq.queries import codegen as queries
 
 _MAY_NOT_CREATE = ("42501", "25006")  # insufficient privilege, read-only transaction
 
@@ -78,58 +79,6 @@ _WAYS_DOWN = ("-- +goose down", "-- +migrate down", "-- migrate:down", "---- cre
 
 # ------------------------------------------------------------------------------------ reading the catalogue
 
-_TYPES: LiteralString = """
-    select t.oid::int8 as oid, n.nspname as schema, t.typname as name, t.typtype::text as kind,
-           case when t.typcategory = 'A' and t.typelem <> 0 and t.typlen = -1 then t.typelem else 0 end::int8
-             as element,
-           t.typbasetype::int8 as base, greatest(t.typndims, 0) as base_dims, t.typnotnull as not_null
-      from pg_catalog.pg_type t join pg_catalog.pg_namespace n on n.oid = t.typnamespace
-"""
-_RELATIONS: LiteralString = """
-    select c.oid::int8 as oid, n.nspname as schema, c.relname as name, c.relkind::text as kind,
-           coalesce(pg_catalog.obj_description(c.oid, 'pg_class'), '') as comment
-      from pg_catalog.pg_class c join pg_catalog.pg_namespace n on n.oid = c.relnamespace
-     where c.relkind in ('r', 'p', 'v', 'm', 'f', 'c') and not c.relispartition
-       and n.nspname not like 'pg\\_%' and n.nspname <> 'information_schema'
-       and not exists (select from pg_catalog.pg_depend d
-                        where d.classid = 'pg_catalog.pg_class'::regclass and d.objid = c.oid
-                          and d.deptype = 'e')
-     order by 2, 3
-"""
-_ATTRIBUTES: LiteralString = """
-    select a.attrelid::int8 as relation, a.attnum::int4 as number, a.attname as name,
-           a.atttypid::int8 as type, a.attndims::int4 as dims,
-           coalesce(pg_catalog.col_description(a.attrelid, a.attnum), '') as comment
-      from pg_catalog.pg_attribute a join pg_catalog.pg_class c on c.oid = a.attrelid
-      join pg_catalog.pg_namespace n on n.oid = c.relnamespace
-     where a.attnum > 0 and not a.attisdropped and c.relkind in ('r', 'p', 'v', 'm', 'f', 'c')
-       and n.nspname not like 'pg\\_%' and n.nspname <> 'information_schema'
-     order by 1, 2
-"""
-_USER_TYPES: LiteralString = """
-    select t.oid::int8 as oid, n.nspname as schema, t.typname as name, t.typtype::text as kind,
-           coalesce(pg_catalog.obj_description(t.oid, 'pg_type'), '') as comment,
-           array(select e.enumlabel::text from pg_catalog.pg_enum e
-                  where e.enumtypid = t.oid order by e.enumsortorder) as labels,
-           r.rngsubtype::int8 as subtype, r.rngmultitypid::int8 as multirange
-      from pg_catalog.pg_type t join pg_catalog.pg_namespace n on n.oid = t.typnamespace
-      left join pg_catalog.pg_range r on r.rngtypid = t.oid
-     where t.typtype in ('e', 'd', 'r')
-       and n.nspname not like 'pg\\_%' and n.nspname <> 'information_schema'
-     order by 2, 3
-"""
-
-
-class _Type(NamedTuple):
-    oid: int
-    schema: str
-    name: str
-    kind: str  # pg_type.typtype
-    element: int  # of an array, else 0
-    base: int  # of a domain, else 0
-    base_dims: int
-    not_null: bool
-
 
 class Reader:
     """Reads one database and caches the answers, so the database must not change meanwhile.
@@ -140,18 +89,14 @@ class Reader:
     def __init__(self, conn: psycopg.Connection[Any], promised: Sequence[str] = ()) -> None:
         self.conn = conn
         self._promised = promised
-        self._types: dict[int, _Type] = {}
+        self._types: dict[int, queries.TypesRow] = {}
         self.relation = functools.cache(self._relation)
         self.function = functools.cache(self._function)
         self.operator = functools.cache(self._operator)
 
-    def rows(self, sql: LiteralString, *params: Any) -> list[Any]:
-        cursor = psycopg.RawCursor(self.conn, row_factory=namedtuple_row)
-        return cursor.execute(sql, params or None).fetchall()
-
-    def type(self, oid: int) -> _Type:
+    def type(self, oid: int) -> queries.TypesRow:
         if oid not in self._types:
-            self._types = {row.oid: _Type(*row) for row in self.rows(_TYPES)}
+            self._types = {row.oid: row for row in queries.types(self.conn)}
         return self._types[oid]
 
     def type_name(self, oid: int, dims: int = 0) -> tuple[TypeName, int]:
@@ -166,100 +111,45 @@ class Reader:
         return self.type(oid).not_null
 
     def _relation(self, oid: int) -> nulls.RelationFacts:
-        # A NOT NULL added as `not valid` (from 18 on) does not hold yet. Tables that inherit from a table add
-        # their rows to it, and may have dropped its NOT NULL.
-        rows = self.rows(
-            """
-            with recursive family as (
-              select $1::int8::oid as oid
-              union select i.inhrelid from pg_catalog.pg_inherits i join family f on f.oid = i.inhparent
-            )
-            select a.attnum::int4 as number, a.attname as name,
-                   not a.attisdropped and c.relkind in ('r', 'p')
-                   and (t.typnotnull
-                        or (a.attnotnull
-                            and not exists (
-                              select from family f join pg_catalog.pg_constraint k on k.conrelid = f.oid
-                              join pg_catalog.pg_attribute b on b.attrelid = f.oid and b.attnum = k.conkey[1]
-                               where k.contype = 'n' and not k.convalidated and b.attname = a.attname)
-                            and not exists (
-                              select from family f join pg_catalog.pg_attribute b on b.attrelid = f.oid
-                               where b.attname = a.attname and not b.attnotnull))) as not_null
-              from pg_catalog.pg_attribute a join pg_catalog.pg_class c on c.oid = a.attrelid
-              left join pg_catalog.pg_type t on t.oid = a.atttypid
-             where a.attrelid = $1::int8::oid and a.attnum > 0
-            """,
-            oid,
-        )
-        (relation,) = self.rows(
-            """
-            select n.nspname as schema, c.relname as name, r.ev_action::text as view
-              from pg_catalog.pg_class c join pg_catalog.pg_namespace n on n.oid = c.relnamespace
-              left join pg_catalog.pg_rewrite r
-                on r.ev_class = c.oid and r.ev_type = '1' and r.rulename = '_RETURN'
-             where c.oid = $1::int8::oid
-            """,
-            oid,
-        )
+        relation = queries.relation(self.conn, oid=oid)
+        columns = queries.relation_columns(self.conn, oid=oid)
         return nulls.RelationFacts(
             Name(relation.schema, relation.name),
-            frozenset(row.number for row in rows if row.not_null),
-            {row.number: row.name for row in rows},
+            frozenset(each.number for each in columns if each.not_null),
+            {each.number: each.name for each in columns},
             nulls.read_tree(relation.view)[0] if relation.view else None,
         )
 
     def _function(self, oid: int) -> nulls.FunctionFacts:
-        (row,) = self.rows(
-            """
-            select n.nspname as schema, p.proname as name,
-                   case when p.proretset and c.relkind in ('r', 'p', 'v', 'm') then c.oid end::int8
-                     as rows_of,
-                   p.proargnames as names, p.proargmodes::text[] as modes
-              from pg_catalog.pg_proc p join pg_catalog.pg_namespace n on n.oid = p.pronamespace
-              join pg_catalog.pg_type t on t.oid = p.prorettype
-              left join pg_catalog.pg_class c on c.oid = t.typrelid
-             where p.oid = $1::int8::oid
-            """,
-            oid,
-        )
-        modes = row.modes or ["i"] * len(row.names or [])
-        names = tuple(name for name, mode in zip(row.names or [], modes, strict=False) if mode in "ibv")
+        row = queries.function(self.conn, oid=oid)
         promised = any(fnmatch.fnmatchcase(f"{row.schema}.{row.name}", each) for each in self._promised)
-        return nulls.FunctionFacts(row.schema, row.name, row.rows_of, names, promised)
+        return nulls.FunctionFacts(row.schema, row.name, row.rows_of, tuple(row.names), promised)
 
     def _operator(self, oid: int) -> str:
-        (row,) = self.rows(
-            """
-            select case when n.nspname = 'pg_catalog' then o.oprname else '' end as name
-              from pg_catalog.pg_operator o join pg_catalog.pg_namespace n on n.oid = o.oprnamespace
-             where o.oid = $1::int8::oid
-            """,
-            oid,
-        )
-        return str(row.name)
+        return queries.operator(self.conn, oid=oid)
 
     def catalog(self) -> Catalog:
         """Everything that users made in the database, in an order that does not depend on when."""
         inference = nulls.Inference(self)
-        attributes: dict[int, list[Any]] = {}
-        for row in self.rows(_ATTRIBUTES):
-            attributes.setdefault(row.relation, []).append(row)
+        own: dict[int, list[queries.AttributesRow]] = defaultdict(list)
+        for each in queries.attributes(self.conn):
+            own[each.relation].append(each)
 
-        def columns(relation: Any) -> Iterator[Column]:
-            for row in attributes.get(relation.oid, []):
-                type_, dims = self.type_name(row.type, row.dims)
-                not_null = relation.kind != "c" and inference.relation_column(relation.oid, row.number)
-                yield Column(row.name, type_, not_null, dims, row.comment)
+        def columns(of: queries.RelationsRow) -> Iterator[Column]:
+            for each in own[of.oid]:
+                type_, dims = self.type_name(each.type, each.dims)
+                not_null = of.kind != "c" and inference.relation_column(of.oid, each.number)
+                yield Column(each.name, type_, not_null, dims, each.comment)
 
         relations: list[Relation] = []
         types: list[UserType] = []
-        for row in self.rows(_RELATIONS):
-            name = Name(row.schema, row.name)
-            if row.kind == "c":
-                types.append(Composite(name, tuple(columns(row)), row.comment))
+        for relation in queries.relations(self.conn):
+            name = Name(relation.schema, relation.name)
+            if relation.kind == "c":
+                types.append(Composite(name, tuple(columns(relation)), relation.comment))
             else:
-                relations.append(Relation(name, tuple(columns(row)), row.comment))
-        for row in self.rows(_USER_TYPES):
+                relations.append(Relation(name, tuple(columns(relation)), relation.comment))
+        for row in queries.user_types(self.conn):
             name, found = Name(row.schema, row.name), self.type(row.oid)
             if row.kind == "e":
                 types.append(Enum(name, tuple(row.labels), row.comment))
@@ -367,10 +257,7 @@ def _tree(reader: Reader, statement: Statement, text: str, params: Sequence[int]
                 f"create function pg_temp.fairq_gen({types}) returns record language sql "
                 f"begin atomic {text}\n; end".encode()
             )
-            (row,) = reader.rows(
-                "select prosqlbody::text as tree from pg_catalog.pg_proc "
-                "where oid = 'pg_temp.fairq_gen'::regproc"
-            )
+            text = queries.tree(reader.conn)
     except psycopg.DatabaseError as exc:
         if exc.sqlstate is None:
             raise
@@ -379,7 +266,7 @@ def _tree(reader: Reader, statement: Statement, text: str, params: Sequence[int]
             hint = "use a role that may create temporary objects, on a server that is not a standby"
             raise statement.error(message, hint) from exc
         return None
-    tree: nulls.Node = nulls.read_tree(row.tree)[0][0]
+    tree: nulls.Node = nulls.read_tree(text)[0][0]
     return tree if tree["utilityStmt"] is None else None
 
 
@@ -612,8 +499,7 @@ def _table_behind(expression: nulls.Node, tree: nulls.Node) -> tuple[str, int]:
 
 def _expanded(reader: Reader, statement: Statement, stars: Sequence[_Star]) -> str:
     names = sorted({name for star in stars for pair in star.columns for name in pair if name})
-    rows = reader.rows("select x as plain, quote_ident(x) as quoted from unnest($1::text[]) as x", names)
-    quoted = {row.plain: row.quoted for row in rows}
+    quoted = {row.plain: row.quoted for row in queries.quoted_names(reader.conn, names=names)}
     text, done = "", 0
     for star in stars:
         columns = (

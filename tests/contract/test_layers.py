@@ -49,7 +49,7 @@ SENDERS = {
     "worker.turns": "begin and commit, where a turn needs more than one statement",
     "commands.common": "what commands ask of tables and views",
     "commands.doctor": "the time that a check has, and a notification to itself",
-    "codegen.catalog": "what it asks the catalogue",
+    "codegen.catalog": "a schema, and a function for each statement",
     "contrib.django.admin": "shards, and what no model has of a task",
     "contrib.django.base": "whether a queue is there",
     "contrib.django.operations": "a migration's way back",
