@@ -263,27 +263,6 @@ insert into fairq.schema_version (version_num, oldest_code) values ('{}', '{}');
 
 _TEARDOWN = "drop table fairq.schema_version;\ndrop schema fairq;\n"
 
-# A script may meet a database at another version than it was made for, or without fairq.
-_GUARD = """\
-do $guard$
-declare
-  v_version text;
-begin
-  perform pg_advisory_xact_lock({key});
-  if exists (select from pg_class as c join pg_namespace as n on n.oid = c.relnamespace
-             where n.nspname = 'fairq' and c.relname = 'schema_version') then
-    execute 'select version_num from fairq.schema_version' into v_version;
-  end if;
-  if coalesce(v_version, 'base') <> '{version}' then
-    raise exception 'this script expects fairq at {version}, the database is at %',
-                    coalesce(v_version, 'base')
-      using errcode = '55000',
-            hint = 'Make the script that fits: fairq sql --from <version of the database>.';
-  end if;
-end
-$guard$;
-"""
-
 _BODY = re.compile(r"(\$\w*\$).*?\1", re.DOTALL)
 _CREATE = re.compile(
     r"^create (?:or replace )?(?:unlogged )?(materialized view|\w+) (?:if not exists )?([\w.]+)", re.MULTILINE
@@ -320,7 +299,7 @@ def _scripts(version: str | None, target: str | None, direction: Direction | Non
     for step in plan(version, target):
         if direction in (None, step.direction):
             parts = (f"\n-- {name}\n\n{text.rstrip()}\n" for name, text in step.parts())
-            guard = _GUARD.format(key=LOCK_KEY, version=version or BASE)
+            guard = _text("guard.sql").format(key=LOCK_KEY, version=version or BASE)
             before = guard if version else guard + _text("bootstrap.sql")
             title = f"-- {step.name}, {step.direction}\n"
             texts.append("".join((title, before, *parts, _record(step.result))))

@@ -79,11 +79,12 @@ def test_files_are_loaded_in_order(unreleased: Path) -> None:
 
 def test_no_file_of_the_engine_is_left_out() -> None:
     """A room that install does not know would not be loaded. The bootstrap is before all of them, the
-    way back behind; only on Citus are its files, anew each time."""
+    way back behind, the guard in scripts; only on Citus are its files, anew each time."""
     root = install.sql_dir()
     there = {file.relative_to(root) for file in root.rglob("*.sql") if file.parent.name != "queries"}
     apart = {
         Path("bootstrap.sql"),
+        Path("guard.sql"),
         Path("way_back.sql"),
         *(file.relative_to(root) for file in root.glob("citus*.sql")),
     }
