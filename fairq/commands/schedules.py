@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from datetime import datetime, timedelta
 from itertools import islice
 from typing import Any
@@ -13,29 +13,17 @@ from rich.text import Text
 
 from fairq import schedules as api
 from fairq.cli import Failure, amount, command, group, option, together
-from fairq.commands.common import Connection, clean, count, rows, server_time, session, show, span, table
+from fairq.commands.common import Connection, clean, count, plain, server_time, session, show, span, table
 from fairq.commands.settings import named, settings_options
 from fairq.commands.tasks import json_object, json_value
 from fairq.errors import UnknownSchedule
-
-LIST = """
-select s.* from fairq.schedule_stats s
-where (%(name)s::text is null or s.name = %(name)s)
-  and (%(group_key)s::text is null or s.group_key = %(group_key)s)
-order by s.fire_at nulls last, s.name, s.group_key
-limit %(most)s
-"""
+from fairq.queries import inspection
+from fairq.queries.models import FairqScheduleStat
 
 
-def stored(
-    conn: Connection, name: str | None = None, group_key: str | None = None, most: int = 1
-) -> list[dict[str, Any]]:
-    return rows(conn, LIST, name=name, group_key=group_key, most=most)
-
-
-def stored_one(conn: Connection, name: str, group_key: str | None) -> dict[str, Any]:
+def stored_one(conn: Connection, name: str, group_key: str | None) -> FairqScheduleStat:
     """The schedule of that name and group; without a group, the one that fires next."""
-    for found in stored(conn, name, group_key):
+    for found in inspection.schedule_stats(conn, name=name, group_key=group_key, most=1):
         return found
     of = f' of group "{group_key}"' if group_key is not None else ""
     raise UnknownSchedule(f'there is no schedule "{name}"{of}')
@@ -63,16 +51,16 @@ def schedules(ctx: click.Context, group_key: str | None, limit: int) -> None:
     if ctx.invoked_subcommand is not None:
         return
     with session() as conn:
-        found, now = stored(conn, None, group_key, limit), server_time(conn)
+        found, now = inspection.schedule_stats(conn, group_key=group_key, most=limit), server_time(conn)
     cells = [
         (
-            row["name"],
-            row["group_key"],
-            rule(row["cron"], row["time_zone"], row["every"]),
+            row.name,
+            row.group_key,
+            rule(row.cron, row.time_zone, row.every),
             _when(row, now),
-            row["last_tick"].isoformat() if row["last_tick"] else "",
-            row["last_state"] or "",
-            row["problem"] or "",
+            row.last_tick.isoformat() if row.last_tick else "",
+            row.last_state or "",
+            row.problem or "",
         )
         for row in found
     ]
@@ -87,12 +75,12 @@ def rule(cron: str | None, time_zone: str, every: timedelta | None) -> str:
     return cron if time_zone == "UTC" else f"{cron} {time_zone}"
 
 
-def _when(row: Mapping[str, Any], now: datetime) -> str:
-    if row["paused_at"]:
+def _when(row: FairqScheduleStat, now: datetime) -> str:
+    if row.paused_at:
         return "paused"
-    if row["fire_at"] is None:
+    if row.fire_at is None:
         return "not planned"
-    left = row["fire_at"] - now
+    left = row.fire_at - now
     return f"in {span(left)}" if left > timedelta(0) else f"{span(-left)} late"
 
 
@@ -120,11 +108,11 @@ def preview_schedule(
     show({"times": times}, Text("\n".join(f"{at:%a} {at.isoformat(' ')}" for at in times)))
 
 
-def upcoming(row: Mapping[str, Any], now: datetime, count: int) -> list[datetime]:
+def upcoming(row: FairqScheduleStat, now: datetime, count: int) -> list[datetime]:
     """The next times of a stored schedule, in its time zone."""
-    delay = (row["fire_at"] - row["next_tick"]) if row["fire_at"] else timedelta(0)
-    ticks = api.ticks_of(row["cron"], row["time_zone"], row["every"], now - delay)
-    return [(tick + delay).astimezone(ZoneInfo(row["time_zone"])) for tick in islice(ticks, count)]
+    delay = row.fire_at - row.next_tick if row.fire_at and row.next_tick else timedelta(0)
+    ticks = api.ticks_of(row.cron, row.time_zone, row.every, now - delay)
+    return [(tick + delay).astimezone(ZoneInfo(row.time_zone)) for tick in islice(ticks, count)]
 
 
 names_and_payload = together(
@@ -143,13 +131,13 @@ def _change(name: str, group_key: str, payload: str | None, options: dict[str, A
     with session() as conn, conn.transaction():
         if not new:
             stored_one(conn, name, group_key)
-        elif stored(conn, name, group_key):
+        elif inspection.schedule_stats(conn, name=name, group_key=group_key, most=1):
             hint = f"Change it: fairq schedules set {clean(name)} --group {clean(group_key)} …"
             raise Failure(f"There is a schedule {clean(name)} of group {clean(group_key)}.", hint=hint)
         api.configure_schedule(conn, name, group_key, **chosen)
         row, now = stored_one(conn, name, group_key), server_time(conn)
     done = "created" if new else "changed"
-    show(row, f"Schedule {clean(name)} of group {clean(group_key)} {done}; next {_when(row, now)}.")
+    show(plain(row), f"Schedule {clean(name)} of group {clean(group_key)} {done}; next {_when(row, now)}.")
 
 
 @command("create", parent=schedules, codes={1: "refused, or it exists"}, rights="fairq_admin")

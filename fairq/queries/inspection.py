@@ -141,6 +141,32 @@ def worker_stats(
     return (queue,)
 
 
+@driver.Statement[list[models.FairqScheduleStat]](
+    "many",
+    """-- name: ScheduleStats :many
+select s.name, s.group_key, s.owner, s.cron, s.time_zone, s.every, s.spread, s.missed, s.queue, s.kind, s.paused_at, s.next_tick, s.fire_at, s.plan_at,
+  s.last_tick, s.last_task_id, s.last_state, s.problem
+from fairq.schedule_stats s
+where ($1::text is null or s.name = $1::text)
+  and ($2::text is null or s.group_key = $2::text)
+order by s.fire_at nulls last, s.name, s.group_key
+limit $3::integer""",
+    driver.row(models.FairqScheduleStat),
+)
+def schedule_stats(
+    *,
+    name: str | None = None,
+    group_key: str | None = None,
+    most: int,
+) -> driver.Params:
+    """Schedules, next to fire first."""
+    return (
+        name,
+        group_key,
+        driver.Int4(most),
+    )
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class RowsEverRow:
     created: int

@@ -41,6 +41,30 @@ class FairqQueueStat:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class FairqScheduleStat:
+    """Schedules, when each fires next, and how its last task ended, or what it is doing. A few look-ups per schedule: for people and dashboards."""
+
+    name: str
+    group_key: str
+    owner: str | None
+    cron: str | None
+    time_zone: str
+    every: datetime.timedelta | None
+    spread: datetime.timedelta | None
+    missed: str
+    queue: str
+    kind: str
+    paused_at: datetime.datetime | None
+    next_tick: datetime.datetime | None
+    fire_at: datetime.datetime | None
+    plan_at: datetime.datetime | None
+    last_tick: datetime.datetime | None
+    last_task_id: int | None
+    last_state: str | None
+    problem: str | None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class FairqUpkeepFailure:
     """Parts of fairq.maintain() that failed when they were last run, and since when."""
 

@@ -21,6 +21,7 @@ from fairq.errors import InvalidTime, OutOfRange, UnknownQueue
 from fairq.options import check_id, group_text, options_of
 from fairq.queries import client as client_queries
 from fairq.queries import web as queries
+from fairq.queries.models import FairqScheduleStat
 from fairq.web.site import Ask
 
 OF_GROUP = ("weight", "max_running", "rate_limit", "rate_period", "rate_burst", "budget", "budget_period")
@@ -321,24 +322,24 @@ def _retry_all(ask: Ask) -> Plan:
 # --- Schedules -------------------------------------------------------------------------------------
 
 
-def stored_schedule(ask: Ask) -> dict[str, Any]:
+def stored_schedule(ask: Ask) -> FairqScheduleStat:
     return stored_one(ask.conn, ask.params["name"], group_text(ask.params["group"]))
 
 
 def _paused_schedule(ask: Ask, pause: bool) -> Plan:
     row = stored_schedule(ask)
-    is_paused = row["paused_at"] is not None
+    is_paused = row.paused_at is not None
     states = "paused", "fires"
-    fires = rule(row["cron"], row["time_zone"], row["every"])
+    fires = rule(row.cron, row.time_zone, row.every)
     fires += "".join(f", next at {at:%Y-%m-%d %H:%M:%S %Z}" for at in upcoming(row, ask.now, 1))
 
     def does() -> str:
         change = schedules.pause_schedule if pause else schedules.resume_schedule
-        change(ask.conn, row["name"], row["group_key"])
-        return f"{row['name']}, a schedule of {row['group_key']}, {'is paused' if pause else 'fires again'}."
+        change(ask.conn, row.name, row.group_key)
+        return f"{row.name}, a schedule of {row.group_key}, {'is paused' if pause else 'fires again'}."
 
     return Plan(
-        f"{'Pause' if pause else 'Resume'} {row['name']}, a schedule of {row['group_key']}",
+        f"{'Pause' if pause else 'Resume'} {row.name}, a schedule of {row.group_key}",
         "Pause" if pause else "Resume",
         does,
         _back_to_schedule(row),
@@ -356,21 +357,21 @@ def _run_schedule(ask: Ask) -> Plan:
     row = stored_schedule(ask)
 
     def does() -> str:
-        (id,) = schedules.run_schedule(ask.conn, row["name"], row["group_key"])
+        (id,) = schedules.run_schedule(ask.conn, row.name, row.group_key)
         return f"Task {id} waits for its turn."
 
     return Plan(
-        f"Run {row['name']}, a schedule of {row['group_key']}, now",
+        f"Run {row.name}, a schedule of {row.group_key}, now",
         "Run it now",
         does,
         _back_to_schedule(row),
-        [f"Creates a task of kind {row['kind']} in queue {row['queue']}, in addition to its ticks."],
-        [("its last task", str(row["last_task_id"] or "none"), "a new one")],
+        [f"Creates a task of kind {row.kind} in queue {row.queue}, in addition to its ticks."],
+        [("its last task", str(row.last_task_id or "none"), "a new one")],
     )
 
 
-def _back_to_schedule(row: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    return "/schedule", {"name": row["name"], "group": row["group_key"]}
+def _back_to_schedule(row: FairqScheduleStat) -> tuple[str, dict[str, Any]]:
+    return "/schedule", {"name": row.name, "group": row.group_key}
 
 
 _VERBS: dict[str, Callable[[Ask], Plan]] = {

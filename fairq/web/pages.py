@@ -275,8 +275,8 @@ def schedules(ask: Ask) -> Page:
 def schedule(ask: Ask) -> Page:
     """One schedule, and when it fires next."""
     row = changes.stored_schedule(ask)
-    times = [] if row["paused_at"] else upcoming(row, ask.now, TICKS)
-    return Page("schedule.html", row["name"], {"row": row, "times": times}, every=5.0)
+    times = [] if row.paused_at else upcoming(row, ask.now, TICKS)
+    return Page("schedule.html", row.name, {"row": row, "times": times}, every=5.0)
 
 
 def upkeep(ask: Ask) -> Page:

@@ -76,6 +76,16 @@ from fairq.worker_stats w
 where sqlc.narg(queue)::text is null or sqlc.narg(queue)::text = any(w.queues)
 order by w.worker_id;
 
+-- name: ScheduleStats :many
+-- Schedules, next to fire first.
+select s.name, s.group_key, s.owner, s.cron, s.time_zone, s.every, s.spread, s.missed, s.queue, s.kind, s.paused_at, s.next_tick, s.fire_at, s.plan_at,
+  s.last_tick, s.last_task_id, s.last_state, s.problem
+from fairq.schedule_stats s
+where (sqlc.narg(name)::text is null or s.name = sqlc.narg(name)::text)
+  and (sqlc.narg(group_key)::text is null or s.group_key = sqlc.narg(group_key)::text)
+order by s.fire_at nulls last, s.name, s.group_key
+limit sqlc.arg(most)::integer;
+
 -- name: RowsEver :one
 -- How many tasks were ever created and ended, by the server's statistics: cheap, however many rows the tables have.
 select coalesce(sum(s.n_tup_ins) filter (where s.relname = 'tasks'), 0)::bigint as created,
