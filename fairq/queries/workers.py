@@ -401,3 +401,14 @@ def plan_schedule(
         driver.Typed(ticks, 1185),
         problem,
     )
+
+
+@driver.Statement[bool](
+    "the",
+    """-- name: TermsDiffer :one
+select current_setting('default_transaction_isolation') <> 'read committed' or current_setting('statement_timeout') <> '0' as differ""",
+    driver.scalar(),
+)
+def terms_differ() -> driver.Params:
+    """Whether the role or the database has defaults that do not suit a turn."""
+    return ()

@@ -15,15 +15,11 @@ from typing import Any, Final
 import psycopg
 
 from fairq.errors import Unavailable
+from fairq.queries import workers
 from fairq.worker import breaker as circuit
 from fairq.worker import log, plan
 from fairq.worker.config import Settings, limits
 from fairq.worker.connect import FAILURES, HUNG_UP, conninfo, explain, hang_up, is_down
-
-# Whether the role or the database has defaults that do not suit a turn.
-_ODD: Final = """
-select current_setting('default_transaction_isolation') <> 'read committed'
-  or current_setting('statement_timeout') <> '0'"""
 
 # A statement is prepared after it was sent this often.
 PREPARE_AFTER = 3
@@ -79,7 +75,7 @@ class Database:
             if is_new:
                 if self._prepares:
                     conn.prepare_threshold = PREPARE_AFTER
-                self.sets_terms = await (await conn.execute(_ODD)).fetchone() == (True,)
+                self.sets_terms = await workers.terms_differ(conn)
             yield conn
         except psycopg.OperationalError as exc:
             if self._breaking is not None and self._breaking.done():

@@ -10,12 +10,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import psycopg
 from psycopg import sql
 
 from fairq.dsn import describe, resolve
+from fairq.queries import client
 from fairq.worker import log, plan
 from fairq.worker.connect import FAILURES, answering, conninfo, explain
 
@@ -99,7 +100,7 @@ class Listener:
         channel = f"fairq_test_{secrets.token_hex(8)}"
         async with conn.transaction():
             await conn.execute(sql.SQL("listen {}").format(sql.Identifier(channel)))
-            session = await _session(conn)
+            session = await client.backend_pid(conn)
         async with await _connect(conninfo(self._node.dsn, "fairq listen test")) as bell:
             await bell.execute("select pg_catalog.pg_notify(%s, '')", [channel])
         if [notice async for notice in conn.notifies(timeout=TEST_SECONDS, stop_after=1)]:
@@ -113,7 +114,7 @@ class Listener:
         )
         for _ in range(UNLISTEN_TRIES):
             async with conn.transaction():
-                if await _session(conn) == session:
+                if await client.backend_pid(conn) == session:
                     await conn.execute(sql.SQL("unlisten {}").format(sql.Identifier(channel)))
                     break
         return False
@@ -121,7 +122,3 @@ class Listener:
 
 async def _connect(conninfo: str) -> Conn:
     return await psycopg.AsyncConnection.connect(conninfo, autocommit=True, prepare_threshold=None)
-
-
-async def _session(conn: Conn) -> Any:
-    return await (await conn.execute("select pg_catalog.pg_backend_pid()")).fetchone()

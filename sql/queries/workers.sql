@@ -123,3 +123,8 @@ select fairq.plan_schedule(
   p_ticks => sqlc.arg(ticks)::timestamptz[],
   p_problem => sqlc.narg(problem)::text
 )::boolean as planned;
+
+-- name: TermsDiffer :one
+-- Whether the role or the database has defaults that do not suit a turn.
+-- fairq: not null differ
+select current_setting('default_transaction_isolation') <> 'read committed' or current_setting('statement_timeout') <> '0' as differ;

@@ -43,7 +43,6 @@ SENDERS = {
     "connections": "the same calls on connections of SQLAlchemy, Django and asyncpg",
     "citus": "the nodes, and what lets calls go between them",
     "install": "the engine's files, the deltas and the version",
-    "worker.database": "the settings of its session",
     "worker.keeper": "the time that upkeep has",
     "worker.listen": "LISTEN, and a NOTIFY to itself",
     "worker.turns": "begin and commit, where a turn needs more than one statement",
