@@ -91,8 +91,8 @@ class Reader:
         self._promised = promised
         self._types: dict[int, queries.TypesRow] = {}
         self.relation = functools.cache(self._relation)
-        self.function = functools.cache(self._function)
-        self.operator = functools.cache(self._operator)
+        self.function = functools.cache(lambda oid: queries.function(conn, oid=oid))
+        self.operator = functools.cache(lambda oid: queries.operator(conn, oid=oid))
 
     def type(self, oid: int) -> queries.TypesRow:
         if oid not in self._types:
@@ -107,9 +107,6 @@ class Reader:
             return TypeName(element.schema, element.name), max(dims, 1)
         return TypeName(found.schema, found.name), 0
 
-    def domain_not_null(self, oid: int) -> bool:
-        return self.type(oid).not_null
-
     def _relation(self, oid: int) -> nulls.RelationFacts:
         relation = queries.relation(self.conn, oid=oid)
         columns = queries.relation_columns(self.conn, oid=oid)
@@ -120,13 +117,10 @@ class Reader:
             nulls.read_tree(relation.view)[0] if relation.view else None,
         )
 
-    def _function(self, oid: int) -> nulls.FunctionFacts:
-        row = queries.function(self.conn, oid=oid)
-        promised = any(fnmatch.fnmatchcase(f"{row.schema}.{row.name}", each) for each in self._promised)
-        return nulls.FunctionFacts(row.schema, row.name, row.rows_of, tuple(row.names), promised)
-
-    def _operator(self, oid: int) -> str:
-        return queries.operator(self.conn, oid=oid)
+    def promises(self, function: queries.FunctionRow) -> bool:
+        """Whether it is declared to return no NULL in any column."""
+        name = f"{function.schema}.{function.name}"
+        return any(fnmatch.fnmatchcase(name, each) for each in self._promised)
 
     def catalog(self) -> Catalog:
         """Everything that users made in the database, in an order that does not depend on when."""

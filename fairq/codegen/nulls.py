@@ -15,9 +15,12 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from fairq.codegen.model import Name, words
+
+if TYPE_CHECKING:
+    from fairq.codegen.catalog import Reader
 
 # -------------------------------------------------------------------------------------------- reading trees
 
@@ -135,30 +138,11 @@ _TEXT_TYPES = frozenset({"25"})
 
 
 @dataclass(frozen=True, slots=True)
-class FunctionFacts:
-    schema: str
-    name: str
-    # The table of `returns setof <table>`, whose NOT NULLs are trusted.
-    rows_of: int | None
-    param_names: tuple[str, ...] = ()
-    promised: bool = False  # declared to return no NULL in any column
-
-
-@dataclass(frozen=True, slots=True)
 class RelationFacts:
     name: Name
     not_null: frozenset[int]  # attribute numbers with a valid NOT NULL constraint
     names: Mapping[int, str]
     view: Node | None = None  # the query of a view
-
-
-class Facts(Protocol):
-    """What the inference needs from the catalogue, by object id."""
-
-    def relation(self, oid: int) -> RelationFacts: ...
-    def function(self, oid: int) -> FunctionFacts: ...
-    def operator(self, oid: int) -> str: ...  # the name of a built-in operator, empty for a user's
-    def domain_not_null(self, oid: int) -> bool: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,9 +223,9 @@ def output(query: Node) -> list[Node]:
 
 
 class Inference:
-    """Infers nullability from facts. `nullable_params` are the numbers of parameters that may be NULL."""
+    """Infers nullability. `nullable_params` are the numbers of parameters that may be NULL."""
 
-    def __init__(self, facts: Facts, nullable_params: frozenset[int] = frozenset()) -> None:
+    def __init__(self, facts: Reader, nullable_params: frozenset[int] = frozenset()) -> None:
         self._facts = facts
         self._nullable_params = nullable_params
         # Results being computed. A recursive query counts as NOT NULL inside itself, by induction: its rows
@@ -299,7 +283,7 @@ class Inference:
             case "RELABELTYPE" | "COERCEVIAIO" | "ARRAYCOERCEEXPR" | "COLLATEEXPR" | "NAMEDARGEXPR":
                 return self.expression(node["arg"], scope)
             case "COERCETODOMAIN":
-                return self._facts.domain_not_null(node.number("resulttype")) or self.expression(
+                return self._facts.type(node.number("resulttype")).not_null or self.expression(
                     node["arg"], scope
                 )
             case "FUNCEXPR":
@@ -328,7 +312,7 @@ class Inference:
 
     def _call(self, node: Node, scope: Scope) -> bool:
         known = self._facts.function(node.number("funcid"))
-        if known.promised:
+        if self._facts.promises(known):
             return True
         if known.schema != "pg_catalog":
             return False
@@ -407,7 +391,7 @@ class Inference:
                 if not isinstance(call, Node) or call.tag != "FUNCEXPR" or len(entry.items("functions")) > 1:
                     return False
                 known = self._facts.function(call.number("funcid"))
-                if known.promised:
+                if self._facts.promises(known):
                     return True
                 if known.rows_of is not None:
                     return self.relation_column(known.rows_of, attribute - before)
@@ -442,12 +426,12 @@ class Use:
 _WRAPPERS = words("RELABELTYPE COERCEVIAIO ARRAYCOERCEEXPR COERCETODOMAIN COLLATEEXPR NAMEDARGEXPR")
 
 
-def uses(query: Node, facts: Facts) -> list[Use]:
+def uses(query: Node, facts: Reader) -> list[Use]:
     """The uses of a query's parameters, in any order."""
     return [use for node in walk(query) if node.tag == "QUERY" for use in _uses_in(node, facts)]
 
 
-def _uses_in(query: Node, facts: Facts) -> Iterator[Use]:
+def _uses_in(query: Node, facts: Reader) -> Iterator[Use]:
     scope = scope_of(query)
     target = query.number("resultRelation")
     if query.number("commandType") in (UPDATE, INSERT) and target:
@@ -469,11 +453,11 @@ def _uses_in(query: Node, facts: Facts) -> Iterator[Use]:
         if node.tag in ("OPEXPR", "SCALARARRAYOPEXPR", "DISTINCTEXPR", "NULLIFEXPR") and len(arguments) == 2:
             for one, other in (arguments, arguments[::-1]):
                 number = parameter(one, facts)
-                column = _column_of(other, scope, facts)
+                column = _column_of(other, scope)
                 if number is not None and column is not None:
                     yield column(number)
         elif node.tag == "FUNCEXPR" and node["funcformat"] not in _EXPLICIT_OR_IMPLICIT_CAST:
-            names_of = facts.function(node.number("funcid")).param_names
+            names_of = facts.function(node.number("funcid")).names
             for position, argument in enumerate(arguments):
                 if isinstance(argument, Node) and argument.tag == "NAMEDARGEXPR":
                     position = argument.number("argnumber")
@@ -496,7 +480,7 @@ def _values(expression: Any, scope: Scope) -> Iterator[Any]:
     yield expression
 
 
-def parameter(node: Any, facts: Facts) -> int | None:
+def parameter(node: Any, facts: Reader) -> int | None:
     """The parameter's number, if `node` is a parameter inside any casts."""
     while isinstance(node, Node) and node.tag != "PARAM":
         if node.tag in _WRAPPERS:
@@ -508,7 +492,7 @@ def parameter(node: Any, facts: Facts) -> int | None:
     return node.number("paramid") if isinstance(node, Node) and node["paramkind"] in (None, "0") else None
 
 
-def _column_of(node: Any, scope: Scope, facts: Facts) -> Callable[[int], Use] | None:
+def _column_of(node: Any, scope: Scope) -> Callable[[int], Use] | None:
     while isinstance(node, Node) and node.tag in _WRAPPERS:
         node = node["arg"]
     if not isinstance(node, Node) or (entry := entry_of(node, scope)) is None:
