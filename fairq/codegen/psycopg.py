@@ -11,6 +11,7 @@ import keyword
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import repeat
 from pathlib import Path
 
 from psycopg import sql
@@ -37,24 +38,6 @@ from fairq.codegen.psycopg_types import PyType, class_of, plain_class, python_ty
 _USED_IN_FUNCTIONS = frozenset({"driver", "models"})
 _ANNOTATION_NAMES = words("bool bytes float int list str Sequence Any driver models dataclasses")
 _RETURNS_ROWS = (Command.ONE, Command.MANY)
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """A dataclass: name, annotation and comment of each field."""
-
-    name: str
-    fields: tuple[tuple[str, str, str], ...]
-    comment: str = ""
-
-    @property
-    def text(self) -> str:
-        lines = ["@dataclasses.dataclass(frozen=True, slots=True)", f"class {self.name}:"]
-        lines += _inside(self.comment)
-        for name, type_, comment in self.fields:
-            lines += [f"    # {comment}"] if comment else []
-            lines.append(f"    {name}: {type_}")
-        return "\n".join(lines)
 
 
 def generate(request: Request) -> dict[str, str]:
@@ -108,8 +91,8 @@ class _Models:
                 self.type_of(query, each, f"column {each.name} of {relation.name}", raw_json=self.raw)
                 for each in relation.columns
             ]
-            row = _row(name, zip(relation.columns, types, strict=True), relation.comment, at_home=True)
-            self._relations[name] = row.text
+            fields = _fields(relation.columns, types, at_home=True)
+            self._relations[name] = _dataclass(name, fields, relation.comment)
         return name
 
     def _claim(self, class_: str, owner: Name) -> None:
@@ -140,11 +123,11 @@ class _Models:
             self._registered[constant] = f"{constant} = driver.enum_type({name})"
         elif isinstance(type_, Composite):
             types = [python_type(field, self.request.catalog) for field in type_.fields]
-            row = _row(name, zip(type_.fields, types, strict=True), type_.comment, at_home=True)
-            self._classes[name] = row.text
-            fields = _tuple([_literal(field) for field, _, _ in row.fields])
+            fields = _fields(type_.fields, types, at_home=True)
+            self._classes[name] = _dataclass(name, fields, type_.comment)
+            field_names = _tuple([_literal(field) for field, *_ in fields])
             numbers = _tuple([_at_home(found.number) for found in types])
-            made = _parts([name, fields, numbers])
+            made = _parts([name, field_names, numbers])
             self._registered[constant] = f"{constant} = driver.composite_type{made}"
         else:
             bound = python_type(Column("", type_.subtype), self.request.catalog)
@@ -188,19 +171,24 @@ def _inside(comment: str) -> list[str]:
     return [f"    {doc}", ""] if doc else []
 
 
-def _row(
-    name: str, fields: Iterable[tuple[Column, PyType]], comment: str = "", *, at_home: bool = False
-) -> Row:
-    listed = list(fields)
-    annotations = [_or_none(type_.annotation, column) for column, type_ in listed]
+def _dataclass(name: str, fields: Iterable[tuple[str, str, str]], comment: str = "") -> str:
+    """A dataclass from the name, annotation and comment of each field."""
+    lines = ["@dataclasses.dataclass(frozen=True, slots=True)", f"class {name}:", *_inside(comment)]
+    for name, annotation, about in fields:
+        lines += [f"    # {about}"] if about else []
+        lines.append(f"    {name}: {annotation}")
+    return "\n".join(lines)
+
+
+def _fields(
+    columns: Sequence[Column], types: Sequence[PyType], *, at_home: bool = False
+) -> list[tuple[str, str, str]]:
+    pairs = zip(columns, types, strict=True)
+    annotations = [_or_none(type_.annotation, column) for column, type_ in pairs]
     annotations = [_at_home(each) for each in annotations] if at_home else annotations
-    field_names = _field_names((column.name for column, _ in listed), annotations)
-    comments = [" ".join(column.comment.split()) for column, _ in listed]
-    return Row(name, tuple(zip(field_names, annotations, comments, strict=True)), comment)
-
-
-def _plain_row(name: str, fields: Sequence[str], annotations: Sequence[str]) -> Row:
-    return Row(name, tuple((field, type_, "") for field, type_ in zip(fields, annotations, strict=True)))
+    field_names = _field_names((column.name for column in columns), annotations)
+    comments = [" ".join(column.comment.split()) for column in columns]
+    return list(zip(field_names, annotations, comments, strict=True))
 
 
 def _or_none(annotation: str, column: Column) -> str:
@@ -339,8 +327,8 @@ def _result(query: Query, name: str, models: _Models) -> _Result:
         class_ = f"models.{models.relation(query, relation)}"
         return _Result(class_, _read_by("driver.row", [class_], types, raw))
     class_ = f"{names.class_name(query.name)}Row"
-    row = _row(class_, zip(query.columns, types, strict=True))
-    return _Result(class_, _read_by("driver.row", [class_], types, raw), {class_: row.text})
+    text = _dataclass(class_, _fields(query.columns, types))
+    return _Result(class_, _read_by("driver.row", [class_], types, raw), {class_: text})
 
 
 def _column_types(query: Query, columns: Iterable[Column], models: _Models) -> tuple[list[PyType], bool]:
@@ -412,10 +400,10 @@ def _embedding_result(query: Query, name: str, models: _Models) -> _Result:
         values.append(value)
         annotations.append(_or_none(annotation, column))
     field_names = _field_names((column.name for column in query.columns), annotations)
-    row = _plain_row(class_, field_names, annotations)
+    text = _dataclass(class_, zip(field_names, annotations, repeat("")))
     reader = f"_{name}_row"
     helper = f"def {reader}(*values: Any) -> {class_}:\n    return {class_}{_parts(values, '    ')}"
-    needs = {class_: row.text, reader: helper}
+    needs = {class_: text, reader: helper}
     return _Result(class_, _read_by("driver.row", [reader], types, any_raw), needs)
 
 
@@ -433,7 +421,7 @@ def _copy_function(query: Query, name: str, arguments: Sequence[_Argument]) -> d
     if len(arguments) > 1:
         item = f"{names.class_name(query.name)}Row"
         fields = _field_names((argument.name for argument in arguments), annotations)
-        needs = {item: _plain_row(item, fields, annotations).text}
+        needs = {item: _dataclass(item, zip(fields, annotations, repeat("")))}
         parts = [f"row.{field}" for field in fields]
     about = [text, _tuple([argument.type.number for argument in arguments])]
     sends = [each.type.copy_value.format(part) for each, part in zip(arguments, parts, strict=True)]
