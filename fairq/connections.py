@@ -73,9 +73,9 @@ T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
 
-# --- From a call to a connection ------------------------------------------------------------------- Written
-# once, as coroutines. On a sync connection a coroutine never waits, and runs on the spot. `wait` turns what a
-# library returns into the answer.
+# --- From a call to a connection -------------------------------------------------------------------
+# Written once, as coroutines. On a sync connection a coroutine never waits, and runs on the spot. `wait`
+# turns what a library returns into the answer.
 
 
 async def at_once(answer: Any) -> Any:

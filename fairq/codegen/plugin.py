@@ -190,10 +190,10 @@ def _name(identifier: Any) -> Name:
     return Name(identifier.schema, identifier.name)
 
 
-# --- Types ------------------------------------------------------------------------------------------ sqlc
-# sends what it read: the parser's name (`pg_catalog.int4`), the user's (`timestamptz`, `status`), or that of
-# its table of functions (`timestamp with time zone`, `text[]`). For a view's column it joins schema and name
-# with a dot. psycopg knows most names, and all spellings that PostgreSQL itself writes.
+# --- Types ------------------------------------------------------------------------------------------
+# sqlc sends what it read: the parser's name (`pg_catalog.int4`), the user's (`timestamptz`, `status`), or
+# that of its table of functions (`timestamp with time zone`, `text[]`). For a view's column it joins schema
+# and name with a dot. psycopg knows most names, and all spellings that PostgreSQL itself writes.
 
 _SPELLED = dict(
     pair.split("=")

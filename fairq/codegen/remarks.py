@@ -1,9 +1,9 @@
 """Annotations of a query: `-- fairq: …` lines below its name line.
 
-    -- fairq: not null id, group_key    these result columns are never NULL, though PostgreSQL cannot tell --
-    fairq: nullable created_at       this one can be NULL, whatever the front end found -- fairq: raw payload
-    JSON of these columns and parameters stays text; without names, all JSON -- fairq: always
-    this :one always finds a row, so it never returns None
+    -- fairq: not null id, group_key    these result columns are never NULL, though PostgreSQL cannot tell
+    -- fairq: nullable created_at       this one can be NULL, whatever the front end found
+    -- fairq: raw payload               JSON of these columns and parameters stays text; without names, all
+    -- fairq: always                    this :one always finds a row, so it never returns None
 
 sqlc passes them on as comments, so both front ends understand them.
 """
