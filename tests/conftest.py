@@ -263,6 +263,12 @@ def database(
         database.drop(server)
 
 
+@pytest.fixture
+def conn(database: Database) -> psycopg.Connection[Any]:
+    """A connection to `database` that commits each statement."""
+    return database.connect(autocommit=True)
+
+
 @pytest.fixture(scope="session")
 def _kept(server: TestServer) -> Iterator[dict[Kind, list[KeptDatabase]]]:
     """The databases that wait for their next test."""

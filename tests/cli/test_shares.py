@@ -17,11 +17,6 @@ from tests.support.simulation import NOON, Simulation
 pytestmark = pytest.mark.usefixtures("one_shard")
 
 
-@pytest.fixture
-def conn(database: Database) -> Conn:
-    return database.connect(autocommit=True)
-
-
 def then(database: Database, simulation: Simulation) -> str:
     """A DSN whose sessions have a simulation's current time."""
     at = f"{NOON.date()}T12:{int(simulation.now // 60):02}:{simulation.now % 60:09.6f}+00"

@@ -7,13 +7,7 @@ import psycopg
 import pytest
 
 from fairq.demo.engines import Engine, set_up
-from tests.support.database import Database
 from tests.support.shards import neighbours
-
-
-@pytest.fixture
-def conn(database: Database) -> psycopg.Connection[Any]:
-    return database.connect(autocommit=True)
 
 
 @pytest.fixture(params=["FIFO", "fairq"])

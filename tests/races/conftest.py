@@ -1,5 +1,8 @@
 import pytest
 
+from tests.support.calls import Conn, promote
+from tests.support.database import Database
+
 
 @pytest.fixture(autouse=True)
 def _no_statement_waits_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -10,3 +13,11 @@ def _no_statement_waits_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(autouse=True)
 def _by_roles(by_roles: None) -> None:
     """Whatever the test calls by tests.support.calls."""
+
+
+@pytest.fixture
+def observer(database: Database) -> Conn:
+    """Autocommit, on an engine that has promoted before."""
+    conn = database.connect(autocommit=True, application_name="observer")
+    promote(conn)
+    return conn

@@ -62,13 +62,6 @@ from tests.support.stops import GATE, install_stops
 LATER = "select set_config('fairq.now', (clock_timestamp() + interval '2 hours')::text, false)"
 
 
-@pytest.fixture
-def observer(database: Database) -> Conn:
-    conn = database.connect(autocommit=True, application_name="observer")
-    promote(conn)
-    return conn
-
-
 Taken = tuple[int, list[Held]]  # a worker and what it holds
 
 

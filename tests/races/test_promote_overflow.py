@@ -44,14 +44,6 @@ from tests.support.sessions import in_background, pid_of, result, wait_until_blo
 from tests.support.shards import neighbours
 
 
-@pytest.fixture
-def observer(database: Database) -> Conn:
-    """Autocommit, on an engine that has promoted before."""
-    conn = database.connect(autocommit=True, application_name="observer")
-    promote(conn)
-    return conn
-
-
 def queued(conn: Conn) -> list[int]:
     return [
         row[0] for row in conn.execute("select id from fairq.live_tasks where state = 'queued' order by 1")

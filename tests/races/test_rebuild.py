@@ -44,13 +44,6 @@ LOCK = {
 WHERE = pytest.mark.parametrize("where", ["a ready task", "a ring"])
 
 
-@pytest.fixture
-def observer(database: Database) -> Conn:
-    conn = database.connect(autocommit=True, application_name="observer")
-    promote(conn)
-    return conn
-
-
 class HeldUp:
     """A promotion that has to rebuild the queue's domains, in the midst of it."""
 

@@ -25,11 +25,6 @@ from fairq.ledger where queue = 'default' order by 1, 2
 """
 
 
-@pytest.fixture
-def conn(database: Database) -> Conn:
-    return database.connect(autocommit=True)
-
-
 def parts(conn: Conn) -> list[tuple[Any, ...]]:
     return run(conn, PARTS, NOON)
 

@@ -24,11 +24,6 @@ SAMPLE = re.compile(r'(\w+)(?:\{((?:\w+="(?:[^"\\]|\\.)*",?)*)\})? (\S+)')
 ALERTS = "examples/monitoring/alerts.yml"
 
 
-@pytest.fixture
-def conn(database: Database) -> Conn:
-    return database.connect(autocommit=True)
-
-
 def scrape(conn: Conn, **options: int) -> dict[str, float]:
     """By name and labels, as a scraper reads the text: it refuses a series that comes twice."""
     found: dict[str, float] = {}

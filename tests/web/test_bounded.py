@@ -20,11 +20,6 @@ OF_THE_LEDGER = ("/", "/?time=1+h", "/?behind=", "/group?queue=default&group=bob
 LOOKS = 6
 
 
-@pytest.fixture
-def conn(database: Database) -> psycopg.Connection[object]:
-    return database.connect(autocommit=True)
-
-
 def fill(conn: psycopg.Connection[object], groups: int) -> None:
     """So many groups with a task each, and Bob with as many tasks as all of them."""
     run(

@@ -21,11 +21,6 @@ Conn = psycopg.Connection[Any]
 
 
 @pytest.fixture
-def conn(database: Database) -> Conn:
-    return database.connect(autocommit=True)
-
-
-@pytest.fixture
 def browser(database: Database) -> Browser:
     return client(database, allow_changes=True)
 

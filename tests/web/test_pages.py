@@ -20,11 +20,6 @@ from tests.web.asking import TOKEN, Browser, Seen, client, page
 HOSTILE = "</td><script>alert(1)</script><img src=x onerror=alert(2)>\"'&\u202e\u0007{{ 7*7 }}"
 
 
-@pytest.fixture
-def conn(database: Database) -> psycopg.Connection[Any]:
-    return database.connect(autocommit=True)
-
-
 def worker(conn: psycopg.Connection[Any], slots: int = 2, name: str = "w") -> int:
     return int(one(conn, "select fairq.register_worker(%s, array['default'], %s)", name, slots))
 

@@ -19,11 +19,6 @@ Conn = psycopg.Connection[Any]
 STEP = timedelta(seconds=30)
 
 
-@pytest.fixture
-def conn(database: Database) -> Conn:
-    return database.connect(autocommit=True)
-
-
 def write(conn: Conn, begins_at: datetime, used: dict[str, float], slots: int) -> None:
     """Half a minute of the ledger. Values that do not matter here are 0."""
     for group_key, seconds in used.items():
