@@ -231,7 +231,7 @@ def test_calls_that_fill_the_pool_of_to_thread_do_not_hold_up_the_end(desk: Desk
 
     desk.enqueue("blocks")
     with worker_thread(own, desk.dsn):
-        desk.wait_until(lambda: desk.running == 1, "it runs")
+        desk.wait_until(lambda: bool(pools), "it runs")
     release.set()
     pools[0].shutdown()
     assert desk.workers == 0
