@@ -39,8 +39,6 @@ T = TypeVar("T")
 
 def stored_bytes(text: str) -> int:
     """The length as PostgreSQL counts it; longer than any limit if the text cannot be stored at all."""
-    if text.isascii():
-        return len(text) if "\0" not in text else 10**9
     try:
         return len(text.encode()) if "\0" not in text else 10**9
     except UnicodeEncodeError:

@@ -16,7 +16,7 @@ import jinja2
 import psycopg
 
 from fairq import install
-from fairq.commands.common import Connection, connect, span
+from fairq.commands.common import Connection, connect, number, span
 from fairq.commands.queues import limits
 from fairq.commands.schedules import rule
 from fairq.dsn import clean, describe, resolve
@@ -83,7 +83,7 @@ class Site:
             lstrip_blocks=True,
         )
         self._templates.filters |= {
-            "number": lambda value: "" if value is None else f"{value:,}",
+            "number": number,
             "span": span,
             "reason": reason_text,
             "share": lambda value: "" if value is None else f"{value:.1%}",
