@@ -11,8 +11,7 @@ import psycopg
 from psycopg.rows import tuple_row
 
 from fairq.errors import FairqError
-
-PRESENT = "select extversion from pg_extension where extname = 'citus'"
+from fairq.queries import install as queries
 
 
 class ClusterNotReady(FairqError, exit_code=4):
@@ -37,7 +36,7 @@ def nodes(conn: psycopg.Connection[Any], folder: Path) -> list[Node]:
 
     Raises :class:`ClusterNotReady` if something is missing, with a hint.
     """
-    if conn.execute(PRESENT).fetchone() is None:
+    if not queries.has_citus(conn):
         return []
     try:
         conn.execute((folder / "citus_ready.sql").read_bytes())

@@ -15,14 +15,16 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import psycopg
-from psycopg.rows import tuple_row
 
 from fairq import citus
+from fairq.connections import run
+from fairq.driver import Query
 from fairq.errors import FairqError, TasksWouldBeLost, sqlstate_of, translate
 from fairq.queries import install as queries
+from fairq.queries.models import FairqSchemaVersion
 
 if TYPE_CHECKING:
     from psycopg import AsyncConnection, Connection
@@ -39,6 +41,7 @@ HEAD = "head"
 LOCK_KEY = 0x6661697271
 
 Direction = Literal["up", "down"]
+T = TypeVar("T")
 
 
 class InstallError(FairqError, code="install"):
@@ -321,19 +324,11 @@ def script(start: str = BASE, to: str = HEAD) -> str:
 
 # --- A database's version -------------------------------------------------------------------------
 
-# Not to_regclass(): it reads the session's cache, which may be older than a lock that we just waited for.
-_EXISTS = """
-select 1 from pg_catalog.pg_class as c join pg_catalog.pg_namespace as n on n.oid = c.relnamespace
- where n.nspname = 'fairq' and c.relname = 'schema_version'
-"""
-_VERSION = "select version_num, oldest_code from fairq.schema_version"
-Row = tuple[Any, ...] | None
-
 
 def schema_version(conn: Connection[Any]) -> str | None:
     """The revision of the database; None if fairq is not installed. Commits nothing."""
     row = _Session(conn).version()
-    return row[0] if row else None
+    return row.version_num if row else None
 
 
 def check_version(conn: Connection[Any]) -> str:
@@ -343,18 +338,15 @@ def check_version(conn: Connection[Any]) -> str:
 
 async def acheck_version(conn: AsyncConnection[Any]) -> str:
     """:func:`check_version` for an async connection."""
-    async with conn.cursor(row_factory=tuple_row) as cursor:
-        row = await (await cursor.execute(_EXISTS)).fetchone()
-        if row:
-            row = await (await cursor.execute(_VERSION)).fetchone()
+    row = await queries.schema_version(conn) if await queries.has_schema_version(conn) else None
     return judge(row, revisions())
 
 
-def judge(row: Row, known: Sequence[Revision]) -> str:
+def judge(row: FairqSchemaVersion | None, known: Sequence[Revision]) -> str:
     """Decide from the row of ``fairq.schema_version`` whether code with these revisions may use it."""
     if row is None:
         raise SchemaMissing("fairq is not installed in this database", "Run: fairq migrate")
-    version, oldest_code = map(str, row)
+    version, oldest_code = row.version_num, row.oldest_code
     ids = [revision.id for revision in known]
     if version in ids[:-1]:
         raise SchemaTooOld(
@@ -369,11 +361,6 @@ def judge(row: Row, known: Sequence[Revision]) -> str:
 # --- Changing it ----------------------------------------------------------------------------------
 
 _LOCK = f"select pg_advisory_xact_lock({LOCK_KEY})"
-_STRANGER = """
-select c.relname from pg_catalog.pg_class as c
- where c.relnamespace = pg_catalog.to_regnamespace('fairq')
- order by c.relname limit 1
-"""
 
 
 class _Session:
@@ -386,25 +373,24 @@ class _Session:
         """Send a whole file."""
         self.conn.execute(text.encode())
 
-    def row(self, query: str) -> Row:
-        with self.conn.cursor(row_factory=tuple_row) as cursor:
-            row: Row = cursor.execute(query).fetchone()
-            return row
+    def ask(self, query: Query[[], T]) -> T:
+        answer: T = query(self.conn)
+        return answer
 
-    def version(self) -> Row:
-        return self.row(_VERSION) if self.row(_EXISTS) else None
+    def version(self) -> FairqSchemaVersion | None:
+        return self.ask(queries.schema_version) if self.ask(queries.has_schema_version) else None
 
     def advance(self, target: str | None, only: Direction | None = None) -> tuple[Step | None, str | None]:
         """Run the next step towards the target, under the lock. Return the step and the new version."""
         row = self.version()
-        version = row[0] if row else None
+        version = row.version_num if row else None
         steps = plan(version, target)
         if not steps or only not in (None, steps[0].direction):
             return None, version
         if version is None:
-            if found := self.row(_STRANGER):
+            if found := self.ask(queries.some_relation):
                 raise SchemaForeign(
-                    f"schema fairq has a table or view named {found[0]}, but no version",
+                    f"schema fairq has a table or view named {found}, but no version",
                     "fairq did not make it. Rename it (alter schema fairq rename to …) or drop it.",
                 )
             self.run(_text("bootstrap.sql"))
@@ -434,9 +420,9 @@ class _AlchemySession(_Session):
         cursor.execute(text)
         cursor.close()
 
-    def row(self, query: str) -> Row:
-        row: Row = self.conn.exec_driver_sql(query).fetchone()
-        return row
+    def ask(self, query: Query[[], T]) -> T:
+        answer: T = run(self.conn, query.call())
+        return answer
 
 
 def load_sql(conn: Connection[Any]) -> None:
@@ -477,7 +463,7 @@ def _inside(
                 alembic.op.get_context().impl.static_output(text)
             return
         session = _AlchemySession(bind)
-    if session.row(citus.PRESENT):
+    if session.ask(queries.has_citus):
         raise citus.ClusterNotReady(
             "on Citus fairq is installed on all nodes, which takes more than one transaction",
             "Leave fairq out of your own migrations, and run: fairq migrate",

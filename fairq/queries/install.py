@@ -5,6 +5,60 @@ from __future__ import annotations
 import dataclasses
 
 from fairq import driver
+from fairq.queries import models
+
+
+@driver.Statement[bool](
+    "the",
+    """-- name: HasSchemaVersion :one
+select exists (
+  select from pg_catalog.pg_class c
+  join pg_catalog.pg_namespace n on n.oid = c.relnamespace
+  where n.nspname = 'fairq' and c.relname = 'schema_version'
+) as yes""",
+    driver.scalar(),
+)
+def has_schema_version() -> driver.Params:
+    """Whether the table of the version is there. Not to_regclass(): it reads the session's cache, which may be older than a lock that we just waited for."""
+    return ()
+
+
+@driver.Statement[models.FairqSchemaVersion | None](
+    "one",
+    """-- name: SchemaVersion :one
+select v.version_num, v.oldest_code
+from fairq.schema_version v""",
+    driver.row(models.FairqSchemaVersion),
+)
+def schema_version() -> driver.Params:
+    """The newest revision that was applied, and the oldest code that may use it."""
+    return ()
+
+
+@driver.Statement[str | None](
+    "one",
+    """-- name: SomeRelation :one
+select c.relname
+from pg_catalog.pg_class c
+where c.relnamespace = to_regnamespace('fairq')
+order by c.relname
+limit 1""",
+    driver.scalar(),
+)
+def some_relation() -> driver.Params:
+    """A table or view in the schema fairq, if there is one."""
+    return ()
+
+
+@driver.Statement[bool](
+    "the",
+    """-- name: HasCitus :one
+select exists (select from pg_catalog.pg_extension e where e.extname = 'citus') as yes""",
+    driver.scalar(),
+)
+def has_citus() -> driver.Params:
+    """Whether the database is on Citus."""
+    return ()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -65,6 +65,16 @@ class FairqScheduleStat:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class FairqSchemaVersion:
+    """The revision of this schema. Written by migrations only."""
+
+    # The newest revision that was applied.
+    version_num: str
+    # Code that knows at least this revision may work with this database.
+    oldest_code: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class FairqUpkeepFailure:
     """Parts of fairq.maintain() that failed when they were last run, and since when."""
 

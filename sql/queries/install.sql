@@ -1,4 +1,29 @@
--- What `fairq migrate` asks beside the version. The schema fairq need not exist yet.
+-- What `fairq migrate` asks. The schema fairq need not exist yet.
+
+-- name: HasSchemaVersion :one
+-- Whether the table of the version is there. Not to_regclass(): it reads the session's cache, which may be older than a lock that we just waited for.
+select exists (
+  select from pg_catalog.pg_class c
+  join pg_catalog.pg_namespace n on n.oid = c.relnamespace
+  where n.nspname = 'fairq' and c.relname = 'schema_version'
+) as yes;
+
+-- name: SchemaVersion :one
+-- The newest revision that was applied, and the oldest code that may use it.
+select v.version_num, v.oldest_code
+from fairq.schema_version v;
+
+-- name: SomeRelation :one
+-- A table or view in the schema fairq, if there is one.
+select c.relname
+from pg_catalog.pg_class c
+where c.relnamespace = to_regnamespace('fairq')
+order by c.relname
+limit 1;
+
+-- name: HasCitus :one
+-- Whether the database is on Citus.
+select exists (select from pg_catalog.pg_extension e where e.extname = 'citus') as yes;
 
 -- name: Blockers :many
 -- Sessions that hold a lock on an object of fairq, and whose transaction is at least as old as our wait.

@@ -7,6 +7,7 @@ import pytest
 
 from fairq import install
 from fairq.install import Revision
+from fairq.queries.models import FairqSchemaVersion
 from tests.migrations.conftest import History
 
 
@@ -109,7 +110,7 @@ def test_a_plan_from_a_version_of_somebody_else_is_refused() -> None:
 
 def test_a_database_at_head_may_be_worked_with() -> None:
     """HR32"""
-    assert install.judge(("fairq_0005", "fairq_0003"), FIVE) == "fairq_0005"
+    assert install.judge(FairqSchemaVersion("fairq_0005", "fairq_0003"), FIVE) == "fairq_0005"
 
 
 def test_a_database_without_fairq_is_refused_with_the_command_that_helps() -> None:
@@ -120,18 +121,18 @@ def test_a_database_without_fairq_is_refused_with_the_command_that_helps() -> No
 
 def test_a_database_behind_the_code_is_refused() -> None:
     with pytest.raises(install.SchemaTooOld):
-        install.judge(("fairq_0004", "fairq_0003"), FIVE)
+        install.judge(FairqSchemaVersion("fairq_0004", "fairq_0003"), FIVE)
 
 
 @pytest.mark.parametrize("oldest", ["fairq_0001", "fairq_0005"])
 def test_a_newer_database_that_still_fits_older_code_may_be_worked_with(oldest: str) -> None:
     """So that a deployment can migrate first and then replace the workers one by one."""
-    assert install.judge(("fairq_0009", oldest), FIVE) == "fairq_0009"
+    assert install.judge(FairqSchemaVersion("fairq_0009", oldest), FIVE) == "fairq_0009"
 
 
 def test_a_newer_database_after_a_breaking_change_is_refused() -> None:
     with pytest.raises(install.SchemaTooNew):
-        install.judge(("fairq_0009", "fairq_0006"), FIVE)
+        install.judge(FairqSchemaVersion("fairq_0009", "fairq_0006"), FIVE)
 
 
 @pytest.mark.parametrize(
