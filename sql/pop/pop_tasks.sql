@@ -31,7 +31,7 @@ begin
   perform fairq._check_length('the claim lease', p_claim_lease, interval '366 days');
   v_queue := fairq._queue(p_queue);
   if v_queue.work_role is not null then perform fairq._check_role(p_queue, v_queue.work_role); end if;
-  if p_shard_no is null and (select greatest(s.shard_count, s.moving_from) > 1 from fairq.settings s) then
+  if p_shard_no is null and v_queue.spread then
     select s.o_shards, s.o_floor, s.o_may_wait into v_shards, v_floor, v_may_wait from fairq._standings(p_queue) s;
   end if;
 

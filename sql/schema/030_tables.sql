@@ -117,7 +117,8 @@ comment on column fairq.queues.short_slots is 'How many slots of its workers are
 comment on column fairq.queues.short_under is 'The expected cost of a short task is at most this: seconds, where groups share time; null: 1.';
 comment on column fairq.queues.short_idle is 'How long those slots may idle while only long tasks wait.';
 comment on column fairq.queues.metered is 'The queue or the cluster has a cap, a rate or a breaker: pops ask the meters.';
-comment on column fairq.queues.spread is 'There are several shards: promotion checks whether the groups that it hears of have their home in its shard.';
+comment on column fairq.queues.spread is
+  'There are several shards: a pop asks the hindmost first, and promotion checks whether the groups that it hears of have their home in its shard.';
 comment on column fairq.queues.enqueue_role is 'Only its members create tasks of the queue; null: whoever may call create_task.';
 comment on column fairq.queues.work_role is 'Only its members pop tasks of the queue; null: whoever may call pop_tasks.';
 comment on column fairq.queues.internal is 'Not for tasks: its lanes count the places of concurrency keys (#keys), or of the cluster (#cluster).';
