@@ -51,7 +51,7 @@ begin
     end, m.tried_at, m.group_key
   limit 1;
   if found then
-    v_moved := fairq._try_group(v_group.group_key, v_group.shard_no, fairq._shard_of(v_group.group_key, v_settings.shard_count))::integer;
+    v_moved := fairq._move_group(v_group.group_key, v_group.shard_no, fairq._shard_of(v_group.group_key, v_settings.shard_count))::integer;
     if v_moved = 0 then
       v_state := 'waiting';
       update fairq.moving m set tried_at = v_now, leaving_at = coalesce(m.leaving_at, v_now) where m.group_key = v_group.group_key;
@@ -223,18 +223,9 @@ $$;
 
 -- Moves a group. When it has tasks in flight, the group stays, and begins to leave: none of its tasks starts any more. Returns whether the group has moved.
 -- Waits at most 200 ms for each lock, then undoes all it did.
-create function fairq._try_group(p_group_key text, p_from integer, p_to integer) returns boolean
-language plpgsql set search_path = pg_catalog, pg_temp set lock_timeout = '200ms' as $$
-begin
-  return fairq._move_group(p_group_key, p_from, p_to);
-exception when lock_not_available or deadlock_detected then
-  return false;
-end;
-$$;
-
--- See _try_group. Locks: the group's settings and schedules; the domains of both shards.
+-- Locks: the group's settings and schedules; the domains of both shards.
 create function fairq._move_group(p_group_key text, p_from integer, p_to integer) returns boolean
-language plpgsql set search_path = pg_catalog, pg_temp as $$
+language plpgsql set search_path = pg_catalog, pg_temp set lock_timeout = '200ms' as $$
 declare
   v_now timestamptz := fairq._now();
   v_queues text[];
@@ -305,6 +296,8 @@ begin
     perform fairq._ring_group(p_to, v_queue, p_group_key);
   end loop;
   return true;
+exception when lock_not_available or deadlock_detected then
+  return false;
 end;
 $$;
 
