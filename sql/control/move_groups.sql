@@ -411,35 +411,18 @@ begin
 end;
 $$;
 
--- Sends what is kept beside the bodies of tasks after them: wishes to cancel, watches, progress.
+-- Sends what is kept beside the bodies of tasks after them: wishes to cancel, which ring there, watches, progress.
 create function fairq._send_notes(p_shard_no integer, p_ids bigint[], p_shard_nos integer[]) returns void
 language plpgsql set search_path = pg_catalog, pg_temp set enable_indexscan = on as $$
+declare
+  v_table text;
 begin
-  if exists (select from fairq.cancellations c where c.shard_no = p_shard_no) then
-    with wish as (
-      update fairq.cancellations c
-      set shard_no = i.shard_no
-      from unnest(p_ids, p_shard_nos) i(id, shard_no)
-      where c.shard_no = p_shard_no and c.task_id = i.id
-      returning i.shard_no, i.id
-    )
-    insert into fairq.rings (shard_no, queue, group_key, cancelled_id)
-    select w.shard_no, t.queue, t.group_key, w.id
-    from wish w
-    cross join lateral (select b.queue, b.group_key from fairq.tasks b where b.shard_no in (p_shard_no, w.shard_no) and b.id = w.id offset 0) t;
-  end if;
-  if exists (select from fairq.watches w where w.shard_no = p_shard_no) then
-    update fairq.watches w
-    set shard_no = i.shard_no
-    from unnest(p_ids, p_shard_nos) i(id, shard_no)
-    where w.shard_no = p_shard_no and w.task_id = i.id;
-  end if;
-  if exists (select from fairq.progress p where p.shard_no = p_shard_no) then
-    update fairq.progress p
-    set shard_no = i.shard_no
-    from unnest(p_ids, p_shard_nos) i(id, shard_no)
-    where p.shard_no = p_shard_no and p.task_id = i.id;
-  end if;
+  foreach v_table in array array['cancellations', 'watches', 'progress'] loop
+    execute format('update fairq.%I n set shard_no = i.shard_no from unnest($2, $3) i(id, shard_no) where n.shard_no = $1 and n.task_id = i.id', v_table)
+    using p_shard_no, p_ids, p_shard_nos;
+  end loop;
+  perform fairq._ring_wishes(t.shard_no, t.ids)
+  from (select i.shard_no, array_agg(i.id) as ids from unnest(p_ids, p_shard_nos) i(id, shard_no) group by i.shard_no) t;
 end;
 $$;
 
