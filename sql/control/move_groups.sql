@@ -230,7 +230,6 @@ declare
   v_now timestamptz := fairq._now();
   v_queues text[];
   v_queue text;
-  v_parked fairq.parked[];
 begin
   perform from fairq.schedules c where c.shard_no = p_from and c.group_key = p_group_key for update;
   perform from fairq.groups g where g.shard_no = p_from and g.group_key = p_group_key and g.queue not like '#%' for update;
@@ -284,11 +283,7 @@ begin
   update fairq.schedules c set shard_no = p_to where c.shard_no = p_from and c.group_key = p_group_key;
   foreach v_queue in array v_queues loop
     -- Tasks that wait for a key, or a slot, meet it again in the new shard.
-    with gone as (
-      delete from fairq.parked k where k.shard_no = p_from and k.queue = v_queue and k.group_key = p_group_key returning k
-    )
-    select array_agg(g.k) into v_parked from gone g;
-    perform fairq._unpark(p_from, v_parked);
+    perform fairq._unpark(p_from, array(select k.id from fairq.parked k where k.shard_no = p_from and k.queue = v_queue and k.group_key = p_group_key));
     perform fairq._move_lanes(p_from, p_to, v_queue, p_group_key);
     perform fairq._send_tasks(p_from, v_queue, jsonb_build_object(p_group_key, p_to), array(
       select t.ctid from fairq.tasks t where t.shard_no = p_from and t.queue = v_queue and t.group_key = p_group_key and not t.scheduled

@@ -224,7 +224,6 @@ language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
   v_key fairq.lanes;
   v_first fairq.parked;
-  v_goes_on boolean;
   v_granted integer;
   v_others text[];
 begin
@@ -250,18 +249,12 @@ begin
       select k.turn into v_key.finish from fairq.parked k
       where k.shard_no = p_shard_no and k.concurrency_key = v_key.group_key and k.turn >= v_key.finish
       order by k.turn limit 1;
-      v_goes_on := fairq._may_go_on(p_shard_no, v_first.queue, v_first.group_key, v_first.user_key, p_now);
-      if v_goes_on then
-        update fairq.parked k set granted = true, turn = null where k.shard_no = p_shard_no and k.id = v_first.id;
+      if fairq._may_go_on(p_shard_no, v_first.queue, v_first.group_key, v_first.user_key, p_now) then
+        perform fairq._grant(v_first);
         v_granted := v_granted + 1;
       else
-        delete from fairq.parked k where k.shard_no = p_shard_no and k.id = v_first.id;
+        perform fairq._unpark(p_shard_no, array[v_first.id]);
       end if;
-      perform fairq._next_turn(v_first);
-      -- The lane need not go back for a granted task, see _take_keys: so the ring names no priority.
-      insert into fairq.rings (shard_no, queue, group_key, user_key, priority, sequence, keyed)
-      values (p_shard_no, v_first.queue, v_first.group_key, nullif(v_first.user_key, ''),
-        case when not v_goes_on then v_first.priority end, v_first.sequence, true);
       if v_first.queue is distinct from p_queue then v_others := v_others || v_first.queue; end if;
     end loop;
     v_key.gate := fairq._charge(v_key.policy, v_key.gate, v_granted, p_now);
@@ -273,48 +266,57 @@ begin
 end;
 $$;
 
+-- Gives a parked task the place of its key, or the slot, that it waits for; its group's next one there has the turn. The lane need not go back for the task,
+-- see _take_keys: so the ring names no priority.
+create function fairq._grant(p_parked fairq.parked) returns void
+language plpgsql set search_path = pg_catalog, pg_temp as $$
+begin
+  update fairq.parked k set granted = true, turn = null where k.shard_no = p_parked.shard_no and k.id = p_parked.id;
+  insert into fairq.rings (shard_no, queue, group_key, user_key, sequence, keyed)
+  values (p_parked.shard_no, p_parked.queue, p_parked.group_key, nullif(p_parked.user_key, ''), p_parked.sequence, true);
+  perform fairq._next_turn(p_parked);
+end;
+$$;
+
 -- Empties a key that is held. Groups with ready tasks that have a place of it are recalled. Granted tasks that are not placed yet stand in line again, and so
 -- do long tasks that wait for a slot with a place of the key. Whoever takes places holds the lock of #keys, so all that was made ready has been committed.
 -- Locks: parked; the caller holds #keys. Cost: the ready set of the shard, the tasks that were granted any key, and the long ones that wait.
 create function fairq._empty_key(p_shard_no integer, p_concurrency_key text) returns void
 language plpgsql set search_path = pg_catalog, pg_temp as $$
-declare
-  v_back fairq.parked[];
 begin
   insert into fairq.rings (shard_no, queue, group_key, configured)
   select distinct r.shard_no, r.queue, r.group_key, true
   from fairq.ready r
   cross join lateral (select t.concurrency_key from fairq.tasks t where t.shard_no = p_shard_no and t.id = r.id offset 0) b
   where r.shard_no = p_shard_no and r.keyed_at is not null and b.concurrency_key = p_concurrency_key;
-  with back as (
-    delete from fairq.parked k
-    where k.shard_no = p_shard_no
-      and k.ctid = any(array(
-        select g.ctid from fairq.parked g where g.shard_no = p_shard_no and g.granted and fairq._key_of(g) = p_concurrency_key
-        union all
-        select l.ctid from fairq.parked l where l.shard_no = p_shard_no and l.concurrency_key = '' and not l.granted and fairq._key_of(l) = p_concurrency_key
-      ))
-    returning k
-  )
-  select array_agg(b.k) into v_back from back b;
-  if v_back is not null then
-    perform fairq._next_turn(g) from unnest(v_back) g where g.turn is not null;
-    perform fairq._unpark(p_shard_no, v_back);
-  end if;
+  perform fairq._unpark(p_shard_no, array(
+    select g.id from fairq.parked g where g.shard_no = p_shard_no and g.granted and fairq._key_of(g) = p_concurrency_key
+    union all
+    select l.id from fairq.parked l where l.shard_no = p_shard_no and l.concurrency_key = '' and not l.granted and fairq._key_of(l) = p_concurrency_key
+  ));
 end;
 $$;
 
--- Puts tasks that are no longer parked back in line. Granted tasks and long ones give back the places of their keys.
-create function fairq._unpark(p_shard_no integer, p_gone fairq.parked[]) returns void
-language plpgsql set search_path = pg_catalog, pg_temp as $$
+-- Puts parked tasks back in line, as far as they are still parked. They pass their groups' turns on. Granted tasks and long ones give back the places of
+-- their keys. Locks: parked; the caller holds #keys.
+create function fairq._unpark(p_shard_no integer, p_ids bigint[]) returns void
+language plpgsql set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmapscan = off as $$
+declare
+  v_gone fairq.parked[];
 begin
+  if p_ids = '{}' then return; end if;
+  with gone as (
+    delete from fairq.parked k where k.shard_no = p_shard_no and k.id = any(p_ids) returning k
+  )
+  select array_agg(g.k) into v_gone from gone g;
+  perform fairq._next_turn(g) from unnest(v_gone) g where g.turn is not null;
   insert into fairq.rings (shard_no, queue, group_key, user_key, priority, sequence, keyed)
   select p_shard_no, g.queue, g.group_key, nullif(g.user_key, ''), g.priority, min(g.sequence), true
-  from unnest(p_gone) g
+  from unnest(v_gone) g
   group by g.queue, g.group_key, g.user_key, g.priority;
   insert into fairq.rings (shard_no, queue, group_key, freed)
   select p_shard_no, '#keys', k.concurrency_key, count(*)
-  from (select fairq._key_of(g) as concurrency_key from unnest(p_gone) g where g.granted or g.concurrency_key = '') k
+  from (select fairq._key_of(g) as concurrency_key from unnest(v_gone) g where g.granted or g.concurrency_key = '') k
   where k.concurrency_key is not null
   group by k.concurrency_key;
 end;
@@ -375,16 +377,11 @@ $$;
 -- Cost: parked_granted_idx, the tasks of the queue that were granted a key or a slot and not placed yet.
 create function fairq._take_keys_back(p_shard_no integer, p_queue text, p_now timestamptz) returns void
 language plpgsql set search_path = pg_catalog, pg_temp as $$
-declare
-  v_back fairq.parked[];
 begin
-  with back as (
-    delete from fairq.parked k
+  perform fairq._unpark(p_shard_no, array(
+    select k.id from fairq.parked k
     where k.shard_no = p_shard_no and k.queue = p_queue and k.granted
       and not fairq._may_go_on(p_shard_no, p_queue, k.group_key, k.user_key, p_now)
-    returning k
-  )
-  select array_agg(b.k) into v_back from back b;
-  if v_back is not null then perform fairq._unpark(p_shard_no, v_back); end if;
+  ));
 end;
 $$;

@@ -82,19 +82,15 @@ begin
       continue;
     end if;
     if fairq._may_go_on(p_tick.shard_no, p_tick.queue, v_first.group_key, v_first.user_key, p_now) then
-      update fairq.parked k set granted = true, turn = null where k.shard_no = p_tick.shard_no and k.id = v_first.id;
       v_room := v_room - 1;
-      insert into fairq.rings (shard_no, queue, group_key, user_key, sequence, keyed)
-      values (p_tick.shard_no, p_tick.queue, v_first.group_key, nullif(v_first.user_key, ''), v_first.sequence, true);
       select v_first.turn + fairq._step(fairq._expected(v_lane.pace, t.kind, t.cost, v_lane.weight), coalesce(v_lane.weight, 1)) into v_first.turn
       from fairq.tasks t
       where t.shard_no = p_tick.shard_no and t.id = v_first.id;
+      perform fairq._grant(v_first);
     else
-      delete from fairq.parked k where k.shard_no = p_tick.shard_no and k.id = v_first.id;
-      perform fairq._unpark(p_tick.shard_no, array[v_first]);
+      perform fairq._unpark(p_tick.shard_no, array[v_first.id]);
     end if;
     p_tick.long_top := greatest(p_tick.long_top, v_first.turn);
-    perform fairq._next_turn(v_first);
   end loop;
   return p_tick;
 end;

@@ -201,7 +201,6 @@ create function fairq._announce_bodies(p_tick fairq.ticks) returns fairq.ticks
 language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
   v_portion record;
-  v_gone fairq.parked[];
 begin
   if p_tick.announce_from is null then
     return p_tick;
@@ -226,23 +225,14 @@ begin
     from portion p
     where p.queue = p_tick.queue and p.scheduled
     having count(*) > 0
-  ),
-  wished as (
-    insert into fairq.rings (shard_no, queue, group_key, cancelled_id)
-    select p_tick.shard_no, p_tick.queue, p.group_key, p.id
-    from portion p
-    where p.queue = p_tick.queue
-      and exists (select from fairq.cancellations c where c.shard_no = p_tick.shard_no and c.task_id = p.id offset 0)
   )
   select count(*) as tasks, max(p.id) as last_id, array_agg(p.id) filter (where p.queue = p_tick.queue) as ids
   into v_portion
   from portion p;
-  with gone as (
-    delete from fairq.parked k where k.shard_no = p_tick.shard_no and k.id = any(v_portion.ids) and not k.granted returning k
-  )
-  select array_agg(g.k) into v_gone from gone g;
-  perform fairq._next_turn(g) from unnest(v_gone) g where g.turn is not null;
-  perform fairq._unpark(p_tick.shard_no, v_gone);
+  perform fairq._ring_wishes(p_tick.shard_no, v_portion.ids);
+  perform fairq._unpark(p_tick.shard_no, array(
+    select k.id from fairq.parked k where k.shard_no = p_tick.shard_no and k.id = any(v_portion.ids) and not k.granted
+  ));
   p_tick.announce_from := case when v_portion.tasks = 5000 then v_portion.last_id + 1 end;
   return p_tick;
 end;
