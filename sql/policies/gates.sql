@@ -150,15 +150,6 @@ language sql immutable parallel safe as $$
   select p_policy.budget * 0.999999 - coalesce(p_reserved, 0) - case when p_gate.spent_until > p_now then p_gate.spent else 0 end
 $$;
 
--- The gate, with nothing spent of its budget.
-create function fairq._forget_spent(p_gate fairq.gate) returns fairq.gate
-language plpgsql immutable set search_path = pg_catalog, pg_temp as $$
-begin
-  if p_gate is distinct from null then p_gate.spent := 0; end if;
-  return p_gate;
-end;
-$$;
-
 -- When a budget renews. Periods are counted from the beginning of 1970 in UTC, the same for all groups: nothing has to be stored.
 create function fairq._renews_at(p_policy fairq.policy, p_now timestamptz) returns timestamptz
 language sql immutable parallel safe

@@ -134,14 +134,12 @@ language sql stable as $$
   ) l on v.version >= p_tick.first_version
   cross join lateral (select coalesce(l.cursors, '{}') = '{}' as was_idle) i
   cross join lateral (
-    select case when (v.pace).unit <> p_queue.fairness then fairq._forget_spent(x.gate) else x.gate end as gate
-    from (
-      select case
-        when l.version is not null or v.gate is not distinct from null then l.gate
-        else (null, null, (v.gate).rate_at, (v.gate).failures, (v.gate).open_until, null, (v.gate).spent, (v.gate).spent_until,
-          (v.gate).held_until, (v.gate).held_by)::fairq.gate
-      end as gate
-    ) x
+    -- What was spent in another unit is forgotten.
+    select case
+      when v.gate is distinct from null
+        then ((l.gate).in_flight, (l.gate).uncounted, (v.gate).rate_at, (v.gate).failures, (v.gate).open_until, (l.gate).probe_until,
+          case when (v.pace).unit <> p_queue.fairness then 0 else (v.gate).spent end, (v.gate).spent_until, (v.gate).held_until, (v.gate).held_by)::fairq.gate
+    end as gate
   ) k
   cross join lateral fairq._limits_now(p_tick.shard_no, p_queue, n.group_key, n.user_key, p_of_users, p_limited) s
   left join lateral fairq._inside_now(p_tick, p_queue, p_of_users, n, l.inside, l.line, l.cursors <> '{}' or l.keyed or l.finish > p_tick.clock, s.settings) w
