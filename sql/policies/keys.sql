@@ -120,7 +120,11 @@ begin
       v_passed := v_passed + 1;
       continue;
     end if;
-    if fairq._is_long(p_lane.pace, v_task.kind, coalesce(charge, v_task.cost), p_short_under) and not is_expired and not long and not stops then
+    -- Few attempts of its kind must say clearly that it is long, a single one by sixteen times: otherwise one slow start would send the next tasks behind long
+    -- ones for minutes, and it would take long to learn that they are short.
+    if cost > p_short_under and not is_expired and not long and not stops
+      and cost > p_short_under * 16 / coalesce((select e.tasks from unnest((p_lane.pace).estimates) e where e.kind = v_task.kind), 16)
+    then
       -- It keeps the place of its key: if it gave that back whenever no slot was free, it might never have both.
       -- A user's finish tag is in another virtual time; _let_long looks up where the group stands. No turn is before the one served last.
       perform fairq._park(p_tick.shard_no, p_tick.queue, p_lane.group_key, p_lane.line, '', id, priority, sequence,

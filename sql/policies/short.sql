@@ -9,13 +9,6 @@ language sql immutable parallel safe as $$
   select case when p_queue.short_slots is not null then coalesce(p_queue.short_under, 1) when p_tick.long_since is not null then 1e300 else 'infinity' end
 $$;
 
--- Whether a task that is expected to cost so much is long. Few attempts of its kind must say so clearly, a single one by sixteen times: otherwise one slow
--- start would send the next tasks behind long ones for minutes, and it would take long to learn that they are short.
-create function fairq._is_long(p_pace fairq.pace, p_kind text, p_expected double precision, p_short_under double precision) returns boolean
-language sql immutable parallel safe as $$
-  select p_expected > p_short_under and p_expected > p_short_under * 16 / coalesce((select e.tasks from unnest(p_pace.estimates) e where e.kind = p_kind), 16)
-$$;
-
 -- How many more long tasks may have a slot. One long task may always run, whatever is kept. Once only long tasks have waited for short_idle, they may have
 -- all free slots.
 -- Cost: the workers of the shard, and the long tasks in flight.
