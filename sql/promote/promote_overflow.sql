@@ -143,27 +143,18 @@ begin
   o_popped := v_served.o_popped;
   o_promoted := v_served.o_promoted;
 
-  -- When lanes that a rate or a breaker holds back have to be looked at. This pass may have taken only a part of those that are due now.
+  -- When lanes that a rate or a breaker holds back, those of users included, have to be looked at. This pass may have taken only a part of those due now.
   v_tick.next_due_at := least(v_tick.next_due_at, (
-    select l.look_at
-    from fairq.lanes l
-    where l.shard_no = p_shard_no and l.queue = p_queue
-      and l.look_at >= least(v_read.next_due_at, v_now)
-    order by l.look_at
-    limit 1
+    select min(l.look_at)
+    from (values (p_queue), (case when v_tick.users then fairq._users_of(p_queue) end)) q(queue)
+    cross join lateral (
+      select k.look_at from fairq.lanes k
+      where k.shard_no = p_shard_no and k.queue = q.queue and k.look_at >= least(v_read.next_due_at, v_now)
+      order by k.look_at limit 1
+    ) l
   ));
   if v_queue.short_slots is not null or v_tick.long_since is not null then
     v_tick := fairq._note_long(v_tick, v_queue, v_now);
-  end if;
-  if v_tick.users then
-    v_tick.next_due_at := least(v_tick.next_due_at, (
-      select l.look_at
-      from fairq.lanes l
-      where l.shard_no = p_shard_no and l.queue = fairq._users_of(p_queue)
-        and l.look_at >= least(v_read.next_due_at, v_now)
-      order by l.look_at
-      limit 1
-    ));
   end if;
   o_goes_on := v_served.o_goes_on or o_promoted > 0
     or (v_tick.horizon, v_tick.horizon_position, v_tick.next_xid, v_tick.pending, v_tick.touched, v_tick.next_due_at)
@@ -496,21 +487,16 @@ begin
   if p_tick.next_due_at is null or p_tick.next_due_at > p_now then
     return p_tick;
   end if;
-  insert into fairq.rings (shard_no, queue, group_key)
-  select p_tick.shard_no, p_tick.queue, l.group_key
-  from fairq.lanes l
-  where l.shard_no = p_tick.shard_no and l.queue = p_tick.queue and l.look_at >= p_tick.next_due_at and l.look_at <= p_now
-  order by l.look_at
-  limit p_limit;
-  if p_tick.users then
-    insert into fairq.rings (shard_no, queue, group_key, user_key)
-    select p_tick.shard_no, p_tick.queue, l.group_key, l.user_key
-    from fairq.lanes l
-    where l.shard_no = p_tick.shard_no and l.queue = fairq._users_of(p_tick.queue) and l.look_at >= p_tick.next_due_at and l.look_at <= p_now
-    order by l.look_at
-    limit p_limit;
-  end if;
-
+  insert into fairq.rings (shard_no, queue, group_key, user_key)
+  select p_tick.shard_no, p_tick.queue, l.group_key, l.user_key
+  from (values (p_tick.queue), (case when p_tick.users then fairq._users_of(p_tick.queue) end)) q(queue)
+  cross join lateral (
+    select k.group_key, case when k.queue <> p_tick.queue then k.user_key end as user_key
+    from fairq.lanes k
+    where k.shard_no = p_tick.shard_no and k.queue = q.queue and k.look_at >= p_tick.next_due_at and k.look_at <= p_now
+    order by k.look_at
+    limit p_limit
+  ) l;
   v_due := array(
     select t.ctid
     from fairq.tasks t
