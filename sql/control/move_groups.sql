@@ -450,7 +450,7 @@ begin
     select distinct i.id
     from unnest(p_cancelled) i(id)
     where exists (select from fairq.cancellations w where w.shard_no = p_tick.shard_no and w.task_id = i.id offset 0)
-      and not exists (select from fairq.tasks b where b.shard_no = p_tick.shard_no and b.id = i.id offset 0)
+      and not exists (select from fairq._body(p_tick.shard_no, i.id))
   );
   if v_gone <> '{}' then
     with away as (
@@ -459,9 +459,7 @@ begin
         ) as unless_held
       from unnest(v_gone) i(id)
       cross join fairq._shards(null) s(shard_no)
-      cross join lateral (
-        select b.shard_no, b.queue, b.group_key, b.id from fairq.tasks b where b.shard_no = s.shard_no and b.id = i.id offset 0
-      ) t
+      cross join lateral fairq._body(s.shard_no, i.id) t
     ),
     wished as (
       insert into fairq.cancellations (shard_no, task_id, requested_at, unless_held)

@@ -27,9 +27,7 @@ comment on function fairq.cancel_task is 'Cancels a task when the transaction co
 -- A live task by its id, in whatever shard it is. Without "set search_path", so that it is inlined into the statement that asks.
 create function fairq._find_task(p_id bigint) returns table (shard_no integer, queue text, group_key text)
 language sql stable rows 1 as $$
-  select t.*
-  from fairq._shards(null) s(shard_no)
-  cross join lateral (select k.shard_no, k.queue, k.group_key from fairq.tasks k where k.shard_no = s.shard_no and k.id = p_id offset 0) t
+  select t.shard_no, t.queue, t.group_key from fairq._shards(null) s(shard_no) cross join lateral fairq._body(s.shard_no, p_id) t
 $$;
 
 -- The wish to cancel a task, with its ring, wherever the task may be when the caller commits.

@@ -250,9 +250,7 @@ begin
     from unnest(p_tasks) t
     cross join lateral (
       select k.queue, k.kind, k.max_attempts, coalesce(k.spared, 0) as spared, k.losses, k.expires_at, k.concurrency_key
-      from fairq.tasks k
-      where k.shard_no = p_shard_no and k.id = t.id
-      offset 0
+      from fairq._body(p_shard_no, t.id) k
     ) b
     cross join lateral (
       -- A retry: doubled each time, capped, with 25 percent of jitter both ways. In seconds, because 2^30 times a base of days would overflow an interval. A
@@ -414,11 +412,8 @@ begin
   insert into fairq.rings (shard_no, queue, group_key, cancelled_id)
   select p_shard_no, t.queue, t.group_key, t.id
   from unnest(v_wished) i(id)
-  cross join lateral (
-    select k.id, k.queue, k.group_key from fairq.tasks k
-    where k.shard_no = p_shard_no and k.id = i.id and k.id <> all(v_held)
-    offset 0
-  ) t;
+  cross join lateral fairq._body(p_shard_no, i.id) t
+  where i.id <> all(v_held);
 end;
 $$;
 

@@ -23,7 +23,7 @@ declare
     select t.id, t.priority, t.sequence, t.kind, t.cost, t.attempt, t.expires_at, t.concurrency_key, null::bigint as touched, false as is_open,
       k.concurrency_key = '' as has_slot
     from fairq.parked k
-    cross join lateral (select b.* from fairq.tasks b where b.shard_no = p_tick.shard_no and b.id = k.id offset 0) t
+    cross join lateral fairq._body(p_tick.shard_no, k.id) t
     where k.shard_no = p_tick.shard_no and k.queue = p_tick.queue and k.group_key = p_lane.group_key and k.user_key = p_lane.line and k.granted
     order by k.priority desc, k.sequence;
   -- One priority level at a time, each in the order of the index.
@@ -291,7 +291,7 @@ begin
   insert into fairq.rings (shard_no, queue, group_key, configured)
   select distinct r.shard_no, r.queue, r.group_key, true
   from fairq.ready r
-  cross join lateral (select t.concurrency_key from fairq.tasks t where t.shard_no = p_shard_no and t.id = r.id offset 0) b
+  cross join lateral fairq._body(p_shard_no, r.id) b
   where r.shard_no = p_shard_no and r.keyed_at is not null and b.concurrency_key = p_concurrency_key;
   perform fairq._unpark(p_shard_no, array(
     select g.id from fairq.parked g where g.shard_no = p_shard_no and g.granted and fairq._key_of(g) = p_concurrency_key

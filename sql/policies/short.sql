@@ -36,7 +36,7 @@ language sql stable set search_path = pg_catalog, pg_temp as $$
   cross join lateral (
     select
     from fairq.held h
-    cross join lateral (select t.queue from fairq.tasks t where t.shard_no = h.shard_no and t.id = h.id offset 0) t
+    cross join lateral fairq._body(h.shard_no, h.id) t
     where h.shard_no = s.shard_no and h.meters >= 4 and t.queue = p_queue
     union all
     select from fairq.ready r where r.shard_no = s.shard_no and r.queue = p_queue and r.position >= 0 and r.long

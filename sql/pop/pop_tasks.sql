@@ -56,17 +56,11 @@ begin
     end if;
     return query
       select v_shard_no, p.id, p.attempt, b.max_attempts, p_queue, p.group_key, b.kind, b.priority, b.cost, b.created_at, b.run_at, b.expires_at,
-        case when p_claim_lease is null and not b.is_suspect then v_now end, case when not b.is_suspect then v_now + p_claim_lease end, b.timeout,
-        b.idempotency_key, b.concurrency_key, b.headers, b.payload, p.block, p.position, b.spared, b.losses, b.user_key
+        case when p_claim_lease is null and (b.losses is null or not p_isolate) then v_now end,
+        case when b.losses is null or not p_isolate then v_now + p_claim_lease end, b.timeout,
+        b.idempotency_key, b.concurrency_key, b.headers, b.payload, p.block, p.position, b.spared, b.losses, nullif(b.user_key, '')
       from unnest(v_taken) p
-      cross join lateral (
-        -- "offset 0" keeps this a look-up of one id: a join could become a walk through all tasks of the shard.
-        select t.max_attempts, t.kind, t.priority, t.cost, t.created_at, t.run_at, t.expires_at, t.timeout, t.idempotency_key, t.concurrency_key, t.headers, t.payload,
-          t.spared, t.losses, p_isolate and t.losses is not null as is_suspect, nullif(t.user_key, '') as user_key
-        from fairq.tasks t
-        where t.shard_no = v_shard_no and t.id = p.id
-        offset 0
-      ) b;
+      cross join lateral fairq._body(v_shard_no, p.id) b;
   end loop;
 end;
 $$;
@@ -167,7 +161,7 @@ begin
         v_again := array(
           select t.id
           from unnest(v_again) i(id)
-          cross join lateral (select k.id, k.losses from fairq.tasks k where k.shard_no = p_shard_no and k.id = i.id offset 0) t
+          cross join lateral fairq._body(p_shard_no, i.id) t
           where t.losses is not null
         );
       end if;

@@ -28,11 +28,7 @@ begin
           and k.started_at is null
         offset 0
       ) h
-      cross join lateral (
-        select coalesce(t.expires_at <= v_now, false) as is_expired from fairq.tasks t
-        where t.shard_no = v_shard_no and t.id = i.id
-        offset 0
-      ) b;
+      cross join lateral (select coalesce(t.expires_at <= v_now, false) as is_expired from fairq._body(v_shard_no, i.id) t) b;
       -- Exactly the rows that were looked at: not another attempt of theirs, and none that somebody has started meanwhile.
       v_ended := case when v_expired is not null then array(
         select l.*

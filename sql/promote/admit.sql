@@ -357,17 +357,6 @@ language sql stable as $$
   ) o
 $$;
 
--- Where a task in line is if it does not wait: held, ready or parked. No row: it waits. It returns a set because only a set is inlined; a boolean function that
--- looks into tables would be a call for each task. Three look-ups of one id in one set cannot become joins that walk through a whole table.
-create function fairq._taken(p_shard_no integer, p_id bigint) returns setof integer
-language sql stable rows 1 as $$
-  select 1 from fairq.held h where h.shard_no = p_shard_no and h.id = p_id
-  union all
-  select 2 from fairq.ready r where r.shard_no = p_shard_no and r.id = p_id
-  union all
-  select 3 from fairq.parked k where k.shard_no = p_shard_no and k.id = p_id
-$$;
-
 -- The cursors of a lane of several levels once its tasks before p_next are taken, up to the sequence p_taken.
 create function fairq._advance_cursors(p_cursors fairq.cursor[], p_next fairq.cursor, p_taken bigint) returns fairq.cursor[]
 language sql immutable as $$

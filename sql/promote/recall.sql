@@ -98,7 +98,7 @@ begin
     select r.ctid, r.id, r.keyed_at, r.group_key, t.priority, t.sequence, r.block, r.position, r.counted, r.charge as reserved, coalesce(r.charge, t.cost) as charge,
       r.user_key, r.user_block, r.user_counted
     from fairq.ready r
-    cross join lateral (select b.priority, b.sequence, b.cost from fairq.tasks b where b.shard_no = p_tick.shard_no and b.id = r.id offset 0) t
+    cross join lateral fairq._body(p_tick.shard_no, r.id) t
     where r.shard_no = p_tick.shard_no and r.queue = p_tick.queue and r.position >= 0
       and (r.block, r.position) >= (p_tick.clock, p_tick.clock_position)
       and v_before ? r.group_key
@@ -136,7 +136,7 @@ begin
     insert into fairq.rings (shard_no, queue, group_key, freed)
     select p_tick.shard_no, '#keys', t.concurrency_key, count(*)
     from unnest(v_keyed) k(id)
-    cross join lateral (select b.concurrency_key from fairq.tasks b where b.shard_no = p_tick.shard_no and b.id = k.id offset 0) t
+    cross join lateral fairq._body(p_tick.shard_no, k.id) t
     group by t.concurrency_key;
   end if;
   insert into fairq.rings (shard_no, queue, group_key, configured)
@@ -231,7 +231,7 @@ begin
     from (
       select fairq._line(t.group_key, t.user_key, p_of_users) as line, true as is_adopted
       from unnest(v_ids) u(id)
-      cross join lateral (select b.group_key, b.user_key from fairq.tasks b where b.shard_no = p_tick.shard_no and b.id = u.id offset 0) t
+      cross join lateral fairq._body(p_tick.shard_no, u.id) t
       union all
       select fairq._line(t.group_key, t.user_key, p_of_users), false
       from fairq.held h

@@ -351,7 +351,7 @@ begin
     select p_tick.shard_no, g.id, p_tick.queue, g.group_key, g.user_key, case when g.long then '' else t.concurrency_key end, g.priority,
       g.sequence, true
     from unnest(v_granted) g
-    cross join lateral (select b.concurrency_key from fairq.tasks b where b.shard_no = p_tick.shard_no and b.id = g.id offset 0) t;
+    cross join lateral fairq._body(p_tick.shard_no, g.id) t;
     insert into fairq.rings (shard_no, queue, group_key, user_key, sequence, keyed)
     select p_tick.shard_no, p_tick.queue, g.group_key, nullif(g.user_key, ''), min(g.sequence), true
     from unnest(v_granted) g

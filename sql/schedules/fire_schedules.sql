@@ -19,8 +19,9 @@ begin
   perform fairq._check_limit(p_limit);
   v_waits := exists (
     select from fairq._shards(null) s(shard_no)
-    cross join lateral (select from fairq.tasks t where t.shard_no = s.shard_no and t.id = p_after and t.attempt = 0 offset 0) t
-    where not exists (select from fairq.held h where h.shard_no = s.shard_no and h.id = p_after and h.started_at is not null offset 0)
+    cross join lateral fairq._body(s.shard_no, p_after) t
+    where t.attempt = 0
+      and not exists (select from fairq.held h where h.shard_no = s.shard_no and h.id = p_after and h.started_at is not null offset 0)
   );
   for v_shard_no, v_most in select s.shard_no, greatest(1, p_limit / count(*) over ())::integer from fairq._shards(null) s(shard_no) loop
     if not v_waits then v_fired := v_fired || fairq._fire_due(v_shard_no, v_most, v_now); end if;

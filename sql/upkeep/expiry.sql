@@ -38,7 +38,7 @@ begin
       perform fairq._end_waiting(p_shard_no, v_late.ids, 'expired', p_now);
       v_ended := v_ended + (
         select count(*)::integer from unnest(v_late.ids) i(id)
-        where not exists (select from fairq.tasks t where t.shard_no = p_shard_no and t.id = i.id offset 0)
+        where not exists (select from fairq._body(p_shard_no, i.id))
       );
     else
       v_complete := false;

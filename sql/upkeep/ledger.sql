@@ -165,7 +165,7 @@ set plan_cache_mode = 'force_generic_plan' set jit = 'off' set enable_seqscan = 
           -- The group may have moved since.
           from (select p_shard_no union all select n.shard_no from fairq._shards(null) n(shard_no)) s(shard_no)
           cross join lateral (
-            (select t.queue, t.group_key, t.kind, t.cost from fairq.tasks t where t.shard_no = s.shard_no and t.id = a.task_id offset 0)
+            (select t.queue, t.group_key, t.kind, t.cost from fairq._body(s.shard_no, a.task_id) t)
             union all
             (select f.queue, f.group_key, f.kind, f.cost from fairq.finished_tasks f where f.shard_no = s.shard_no and f.id = a.task_id offset 0)
           ) m
@@ -174,14 +174,9 @@ set plan_cache_mode = 'force_generic_plan' set jit = 'off' set enable_seqscan = 
         where a.shard_no + 0 = p_shard_no and a.ended_at >= p_from
           and coalesce(a.started_at, a.ended_at) < p_until
         union all
-        select b.queue, b.group_key, b.kind, null, b.cost, null, h.started_at, h.started_at, null, b.runnable_at
+        select b.queue, b.group_key, b.kind, null, b.cost, null, h.started_at, h.started_at, null, greatest(b.created_at, b.run_at)
         from fairq.held h
-        cross join lateral (
-          select t.queue, t.group_key, t.kind, t.cost, greatest(t.created_at, t.run_at) as runnable_at
-          from fairq.tasks t
-          where t.shard_no = p_shard_no and t.id = h.id
-          offset 0
-        ) b
+        cross join lateral fairq._body(p_shard_no, h.id) b
         where h.shard_no = p_shard_no and coalesce(h.started_at, '-infinity') < p_until
       ) x
       offset 0
@@ -427,7 +422,7 @@ set plan_cache_mode = 'force_generic_plan' set jit = 'off' set enable_seqscan = 
       select b.kind, b.cost, a.used
       from fairq.attempts a
       cross join lateral (
-        (select t.queue, t.group_key, t.kind, t.cost from fairq.tasks t where t.shard_no = p_shard_no and t.id = a.task_id offset 0)
+        (select t.queue, t.group_key, t.kind, t.cost from fairq._body(p_shard_no, a.task_id) t)
         union all
         (select f.queue, f.group_key, f.kind, f.cost from fairq.finished_tasks f where f.shard_no = p_shard_no and f.id = a.task_id offset 0)
         limit 1

@@ -122,7 +122,7 @@ begin
     where y.shard_no = p_shard_no and y.queue = p_queue.queue and y.position >= 0 and (y.block, y.position) >= (k.clock, k.clock_position)
     offset 0
   ) r
-  cross join lateral (select t.concurrency_key from fairq.tasks t where t.shard_no = p_shard_no and t.id = r.id offset 0) b
+  cross join lateral fairq._body(p_shard_no, r.id) b
   where k.keyed and r.keyed_at is not null
     and (p_queue.paused_at is not null or r.keyed_at <= p_now - interval '10 seconds' and exists (
       select from fairq.parked w

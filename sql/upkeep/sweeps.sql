@@ -199,13 +199,13 @@ begin
   v_swept := fairq._remove(p_shard_no, 'cancellations', array(
     select n.ctid from fairq.cancellations n
     where n.shard_no = p_shard_no
-      and not exists (select from fairq.tasks t where t.shard_no = p_shard_no and t.id = n.task_id offset 0)
+      and not exists (select from fairq._body(p_shard_no, n.task_id))
     limit p_limit
   ))
   + fairq._remove(p_shard_no, 'progress', array(
     select n.ctid from fairq.progress n
     where n.shard_no = p_shard_no
-      and not exists (select from fairq.tasks t where t.shard_no = p_shard_no and t.id = n.task_id offset 0)
+      and not exists (select from fairq._body(p_shard_no, n.task_id))
     limit p_limit
   ))
   + fairq._remove(p_shard_no, 'watches', array(
@@ -228,7 +228,7 @@ begin
     from fairq.idempotency_keys n
     join fairq.queues q on q.queue = n.queue
     where n.shard_no = p_shard_no and n.created_at >= v_floor and n.created_at < p_now - q.retention
-      and not exists (select from fairq.tasks t where t.shard_no = p_shard_no and t.id = n.task_id offset 0)
+      and not exists (select from fairq._body(p_shard_no, n.task_id))
       and not exists (select from fairq.finished_tasks f where f.shard_no = p_shard_no and f.id = n.task_id and f.finished_at >= p_now - q.retention)
       -- While groups move, a task may be in another shard than its key.
       and not exists (select from fairq.settings s where s.moving_from is not null)

@@ -111,9 +111,8 @@ begin
           select count(b.id)
           from fairq._shards(null) s(shard_no)
           join fairq.held h on h.shard_no = s.shard_no
-          cross join lateral (
-            select t.id from fairq.tasks t where t.shard_no = h.shard_no and t.id = h.id and t.queue = p_queue.queue offset 0
-          ) b
+          cross join lateral fairq._body(h.shard_no, h.id) b
+          where b.queue = p_queue.queue
         ) as busy,
         -- Held tasks are in line, too.
         sum((select count(*) from (select from fairq.tasks t where t.shard_no = s.shard_no and t.queue = p_queue.queue and not t.scheduled limit 1000000) t))

@@ -36,9 +36,8 @@ begin
       select b.group_key, count(*) as tasks
       from fairq._shards(null) s(shard_no)
       join fairq.held h on h.shard_no = s.shard_no
-      cross join lateral (
-        select t.group_key from fairq.tasks t where t.shard_no = h.shard_no and t.id = h.id and t.queue = p_queue offset 0
-      ) b
+      cross join lateral fairq._body(h.shard_no, h.id) b
+      where b.queue = p_queue
       group by b.group_key
     ),
     backlog as materialized (
