@@ -46,18 +46,15 @@ create function fairq._policy_of(p_shard_no integer, p_queue text, p_group_key t
 language plpgsql stable set search_path = pg_catalog, pg_temp as $$
 declare
   v_of_users boolean := p_queue like '#users %';
-  v_queue fairq.queues;
   v_limits fairq.groups;
 begin
   if v_of_users or p_queue = '#keys' or p_queue not like '#%' then
-    select q.* into v_queue from fairq.queues q where q.queue = case when v_of_users then substr(p_queue, 8) else p_queue end;
-    select g.* into v_limits from fairq.groups g
-    where g.shard_no = p_shard_no and g.queue = v_queue.queue and g.group_key = p_group_key and g.user_key = '';
-    if v_of_users then
-      v_queue := fairq._for_users(v_queue, v_limits);
-      select g.* into v_limits from fairq.groups g
-      where g.shard_no = p_shard_no and g.queue = v_queue.queue and g.group_key = p_group_key and g.user_key = p_user_key and p_user_key <> '';
-    end if;
+    return (
+      select l.policy
+      from fairq.queues q
+      cross join lateral fairq._limits_now(p_shard_no, q, p_group_key, case when v_of_users then p_user_key end, v_of_users, true) l
+      where q.queue = case when v_of_users then substr(p_queue, 8) else p_queue end
+    );
   elsif p_group_key = 'cluster' then
     select s.max_running into v_limits.max_running from fairq.settings s;
   else
@@ -66,7 +63,7 @@ begin
     from fairq.queues q
     where q.queue = substr(p_group_key, 7);
   end if;
-  return fairq._policy(v_queue, v_limits);
+  return fairq._policy(null, v_limits);
 end;
 $$;
 

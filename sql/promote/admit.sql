@@ -74,7 +74,7 @@ begin
     from (
       select r as lane, null::tid as replaces, false as is_stale from unnest(p_lanes) r
       union all
-      select w.lane, w.replaces, s.is_stale
+      select w.lane, w.replaces, s.weight <> (w.lane).weight or s.policy is distinct from (w.lane).policy
       from (
         select l as lane, l.ctid as replaces
         from fairq.lanes l
@@ -83,18 +83,7 @@ begin
         order by l.finish, l.position
         limit 1 + case when p_refill then p_budget else 0 end
       ) w
-      cross join lateral (
-        select (w.lane).weight <> coalesce(g.weight, p_queue.weight)
-          or ((v_limited or g.queue is not null or (w.lane).policy is distinct from null) and fairq._policy(p_queue, g) is distinct from (w.lane).policy) as is_stale
-        from (values (1)) one
-        left join lateral (
-          select c.*
-          from fairq.groups c
-          where c.shard_no = p_tick.shard_no and c.queue = p_tick.queue and c.group_key = (w.lane).group_key and c.user_key = ''
-          offset 0
-        ) g on true
-        offset 0
-      ) s
+      cross join lateral fairq._limits_now(p_tick.shard_no, p_queue, (w.lane).group_key, null, false, v_limited) s
     ) c
     window by_tag as (order by (c.lane).admissible desc, (c.lane).finish, (c.lane).position)
   ),

@@ -359,19 +359,12 @@ begin
     cross join lateral fairq._lane(p_shard_no, p_queue.queue, c.group_key) l
     left join fairq.ledger w on w.shard_no = p_shard_no and w.begins_at = v_before and w.queue = p_queue.queue and w.group_key = c.group_key
     cross join lateral (
-      select coalesce((s.settings).weight, p_queue.weight) as weight, fairq._policy(p_queue, s.settings) as policy,
-        exists (
+      select s.weight, s.policy, exists (
           select from fairq.limit_changes k
           where k.shard_no = p_shard_no and k.queue = p_queue.queue and k.group_key in (c.group_key, '')
             and (k.until > p_from or not coalesce(fairq._is_committed(k.xmin, v_seen), false))
         ) as has_changed
-      from (values (1)) one
-      left join lateral (
-        select k as settings
-        from fairq.groups k
-        where k.shard_no = p_shard_no and k.queue = p_queue.queue and k.group_key = c.group_key and k.user_key = ''
-        offset 0
-      ) s on true
+      from fairq._limits_now(p_shard_no, p_queue, c.group_key, null, false, true) s
       offset 0
     ) g
     -- In a group that has users, the user who is next.
