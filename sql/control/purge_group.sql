@@ -23,19 +23,20 @@ begin
       and (p_until is null or (select t.created_at from fairq.tasks t where t.shard_no = v_shard_no and t.id = r.id) <= v_until)
     for update skip locked
   );
-  v_ended := cardinality(v_ready) + cardinality(fairq._end_waiting(v_shard_no, array(
-    select t.id from fairq.tasks t
-    where t.shard_no = v_shard_no and t.queue = p_queue and t.group_key = p_group_key and t.user_key = coalesce(p_user_key, t.user_key)
-      and t.created_at <= v_until and t.id <> all(v_ready)
-  ), 'cancelled', v_now));
+  v_ended := cardinality(v_ready);
   -- While groups move, scheduled tasks may still be in the shard where the group was.
   for v_other in
-    select s.shard_no from fairq.settings f cross join fairq._shards(null) s(shard_no) where f.moving_from is not null and s.shard_no <> v_shard_no
+    select s.shard_no from fairq.settings f cross join fairq._shards(null) s(shard_no) where s.shard_no = v_shard_no or f.moving_from is not null
   loop
     v_ended := v_ended + cardinality(fairq._end_waiting(v_other, array(
-      select t.id from fairq.tasks t
-      where t.shard_no = v_other and t.queue = p_queue and t.group_key = p_group_key and t.user_key = coalesce(p_user_key, t.user_key) and t.scheduled
-        and t.created_at <= v_until
+      select t.id
+      from (
+        -- Apart: each of the two has an index.
+        select k.* from fairq.tasks k where k.shard_no = v_other and not k.scheduled and v_other = v_shard_no
+        union all
+        select k.* from fairq.tasks k where k.shard_no = v_other and k.scheduled
+      ) t
+      where t.queue = p_queue and t.group_key = p_group_key and t.user_key = coalesce(p_user_key, t.user_key) and t.created_at <= v_until and t.id <> all(v_ready)
     ), 'cancelled', v_now));
   end loop;
   insert into fairq.cancellations (shard_no, task_id, requested_at)

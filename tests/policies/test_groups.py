@@ -9,6 +9,7 @@ from tests.support.calls import (
     at,
     call,
     create,
+    create_all,
     create_many,
     finish,
     groups_of,
@@ -369,6 +370,17 @@ def test_a_purged_group_owes_nothing(conn: Conn) -> None:
     create_many(conn, "alice", 99)
     create_many(conn, "bob", 100)
     assert Counter(groups_of(pop(conn, bob, 100)))["bob"] in (49, 50, 51)
+
+
+def test_a_purge_reads_the_group_and_not_the_queue(conn: Conn) -> None:
+    """I9: what it costs does not depend on how much others have waiting."""
+    create_all(conn, *[f"group {n % 1000}" for n in range(20000)])
+    create_many(conn, "bob", 20)
+    run(conn, "analyze fairq.tasks")
+    read = "select seq_tup_read + idx_tup_fetch from pg_stat_xact_user_tables where relname = 'tasks'"
+    before = one(conn, read)
+    assert call(conn, "purge_group", "default", "bob") == [(20,)]
+    assert one(conn, read) - before < 1000
 
 
 def test_limits_survive_maintenance_and_the_loss_of_derived_state(conn: Conn) -> None:
