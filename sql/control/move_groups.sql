@@ -285,7 +285,7 @@ begin
     -- Tasks that wait for a key, or a slot, meet it again in the new shard.
     perform fairq._unpark(p_from, array(select k.id from fairq.parked k where k.shard_no = p_from and k.queue = v_queue and k.group_key = p_group_key));
     perform fairq._move_lanes(p_from, p_to, v_queue, p_group_key);
-    perform fairq._send_tasks(p_from, v_queue, jsonb_build_object(p_group_key, p_to), array(
+    perform fairq._send_tasks(p_from, jsonb_build_object(p_group_key, p_to), array(
       select t.ctid from fairq.tasks t where t.shard_no = p_from and t.queue = v_queue and t.group_key = p_group_key and not t.scheduled
     ));
     perform fairq._ring_group(p_to, v_queue, p_group_key);
@@ -384,7 +384,7 @@ $$;
 -- Sends tasks to the home shards of their groups (p_homes), with rings, as if they had just been created; so also the wishes to cancel them.
 -- By ctid and no other way, see _leave.
 -- Locks: bodies in line, which the caller's domain protects. Cost: the tasks, each written once.
-create function fairq._send_tasks(p_shard_no integer, p_queue text, p_homes jsonb, p_tasks tid[]) returns void
+create function fairq._send_tasks(p_shard_no integer, p_homes jsonb, p_tasks tid[]) returns void
 language plpgsql set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmapscan = off set enable_indexscan = off as $$
 declare
   v_gone record;
@@ -393,31 +393,25 @@ begin
     update fairq.tasks t
     set shard_no = (p_homes ->> t.group_key)::integer
     where t.shard_no = p_shard_no and t.ctid = any(p_tasks)
-    returning t.shard_no, t.id, t.group_key, t.user_key, t.priority, t.sequence, t.concurrency_key
-  ),
-  rung as (
-    insert into fairq.rings (shard_no, queue, group_key, user_key, priority, sequence, keyed)
-    select g.shard_no, p_queue, g.group_key, nullif(g.user_key, ''), g.priority, min(g.sequence), bool_or(g.concurrency_key is not null)
-    from gone g
-    group by g.shard_no, g.group_key, g.user_key, g.priority
+    returning t.shard_no, t.id
   )
-  select array_agg(g.id) as ids, array_agg(g.shard_no) as shard_nos into v_gone from gone g;
-  perform fairq._send_notes(p_shard_no, v_gone.ids, v_gone.shard_nos);
+  select array_agg(g.id) as ids, array_agg(p_shard_no) as old, array_agg(g.shard_no) as new into v_gone from gone g;
+  perform fairq._send_notes(v_gone.ids, v_gone.old, v_gone.new);
 end;
 $$;
 
--- Sends what is kept beside the bodies of tasks after them: wishes to cancel, which ring there, watches, progress.
-create function fairq._send_notes(p_shard_no integer, p_ids bigint[], p_shard_nos integer[]) returns void
+-- Sends what is kept beside the bodies of tasks after them: wishes to cancel, watches, progress. Announces the tasks there.
+create function fairq._send_notes(p_ids bigint[], p_from integer[], p_to integer[]) returns void
 language plpgsql set search_path = pg_catalog, pg_temp set enable_indexscan = on as $$
 declare
   v_table text;
 begin
   foreach v_table in array array['cancellations', 'watches', 'progress'] loop
-    execute format('update fairq.%I n set shard_no = i.shard_no from unnest($2, $3) i(id, shard_no) where n.shard_no = $1 and n.task_id = i.id', v_table)
-    using p_shard_no, p_ids, p_shard_nos;
+    execute format('update fairq.%I n set shard_no = i.new from unnest($1, $2, $3) i(id, old, new) where n.shard_no = i.old and n.task_id = i.id', v_table)
+    using p_ids, p_from, p_to;
   end loop;
-  perform fairq._ring_wishes(t.shard_no, t.ids)
-  from (select i.shard_no, array_agg(i.id) as ids from unnest(p_ids, p_shard_nos) i(id, shard_no) group by i.shard_no) t;
+  perform fairq._announce(t.shard_no, t.ids)
+  from (select i.shard_no, array_agg(i.id) as ids from unnest(p_ids, p_to) i(id, shard_no) group by i.shard_no) t;
 end;
 $$;
 
@@ -506,7 +500,7 @@ begin
     join line l on l.nth >= r.nth
   )
   select array_agg(s.ctid order by s.nth, s.sequence) into v_strays from stray s;
-  perform fairq._send_tasks(p_tick.shard_no, p_tick.queue, v_homes, v_strays[:5000]);
+  perform fairq._send_tasks(p_tick.shard_no, v_homes, v_strays[:5000]);
   insert into fairq.rings (shard_no, queue, group_key, user_key, freed, failures, succeeded, configured, used, charged, hold_until, held_by, ran)
   select (v_homes ->> n.group_key)::integer, p_tick.queue, n.group_key, n.user_key, n.freed, n.failures, n.succeeded, n.configured, n.used, n.charged,
     to_timestamp(n.hold[1] / 1000000.0), n.hold[2], n.ran[1]
@@ -591,15 +585,11 @@ begin
     set shard_no = fairq._shard_of(t.group_key, v_to)
     from stray s
     where t.shard_no = s.shard_no and t.id = s.id
-    returning s.shard_no as was_in, t.shard_no, t.id, t.queue, t.group_key, t.run_at
-  ),
-  due as (
-    insert into fairq.rings (shard_no, queue, group_key, due_at)
-    select g.shard_no, g.queue, min(g.group_key), min(g.run_at) from gone g group by g.shard_no, g.queue
+    returning s.shard_no as was_in, t.shard_no, t.id
   )
-  select count(*)::integer as tasks, array_agg(g.was_in) as were_in, array_agg(g.id) as ids, array_agg(g.shard_no) as shard_nos into v_gone from gone g;
+  select count(*)::integer as tasks, array_agg(g.id) as ids, array_agg(g.was_in) as old, array_agg(g.shard_no) as new into v_gone from gone g;
   v_moved := v_gone.tasks;
-  perform fairq._send_notes(w.shard_no, v_gone.ids, v_gone.shard_nos) from (select distinct u.shard_no from unnest(v_gone.were_in) u(shard_no)) w;
+  perform fairq._send_notes(v_gone.ids, v_gone.old, v_gone.new);
 
   -- A schedule that is in the new shard, too, was configured again after the group had gone: that one counts.
   with stray as materialized (

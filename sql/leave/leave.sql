@@ -388,6 +388,28 @@ begin
 end;
 $$;
 
+-- Rings for these tasks, which stand in line or are scheduled, as if they had just been created; and again for those that somebody asked to cancel.
+-- _come_back does the same with the rows that it has at hand: to read them again would cost a tenth of it.
+-- Cost: a step in tasks_pkey per task.
+create function fairq._announce(p_shard_no integer, p_ids bigint[]) returns void
+language plpgsql set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmapscan = off set enable_indexscan = on as $$
+begin
+  insert into fairq.rings (shard_no, queue, group_key, user_key, priority, sequence, keyed)
+  select p_shard_no, t.queue, t.group_key, nullif(t.user_key, ''), t.priority, min(t.sequence), bool_or(t.concurrency_key is not null)
+  from unnest(p_ids) i(id)
+  cross join lateral fairq._body(p_shard_no, i.id) t
+  where not t.scheduled
+  group by t.queue, t.group_key, t.user_key, t.priority;
+  insert into fairq.rings (shard_no, queue, group_key, due_at)
+  select p_shard_no, t.queue, min(t.group_key), min(t.run_at)
+  from unnest(p_ids) i(id)
+  cross join lateral fairq._body(p_shard_no, i.id) t
+  where t.scheduled
+  group by t.queue;
+  perform fairq._ring_wishes(p_shard_no, p_ids);
+end;
+$$;
+
 -- Rings again for those of these tasks that somebody asked to cancel, except those that are surely held: a holder learns of it with its heartbeat. A task whose
 -- row in held is locked may be coming back right now.
 -- Locks: none that stay. The only way to see whether a row is locked is to lock it, and its holder would then wait for this transaction; so these locks are

@@ -36,8 +36,7 @@ begin
       if v_other_id is not null then return false; end if;
     end if;
 
-    select b.shard_no, b.queue, b.group_key, b.user_key, b.priority, b.sequence, b.concurrency_key into v_task
-    from fairq._begin_again(v_shard_no, p_id, v_sequence, v_now) b;
+    select b.shard_no, b.queue into v_task from fairq._begin_again(v_shard_no, p_id, v_sequence, v_now) b;
     if found then
       perform fairq._refuse_draining(q.queue) from fairq.queues q where q.queue = v_task.queue and q.draining_at is not null;
       -- It may have ended because somebody asked for it: that wish is fulfilled.
@@ -50,13 +49,12 @@ begin
     where t.shard_no = v_shard_no and t.id = p_id
       -- Not just "t.scheduled": with that the planner of a new installation takes the index of due tasks, and reads all of it.
       and t.scheduled is not distinct from true
-    returning t.shard_no, t.queue, t.group_key, t.user_key, t.priority, t.sequence, t.concurrency_key into v_task;
+    returning t.shard_no, t.queue into v_task;
     exit when found;
   end loop;
   if v_task.shard_no is null then return false; end if;
 
-  insert into fairq.rings (shard_no, queue, group_key, user_key, priority, sequence, keyed)
-  values (v_task.shard_no, v_task.queue, v_task.group_key, nullif(v_task.user_key, ''), v_task.priority, v_task.sequence, v_task.concurrency_key is not null);
+  perform fairq._announce(v_task.shard_no, array[p_id]);
   perform pg_notify('fairq', q.queue) from fairq.queues q where q.queue = v_task.queue and q.notify;
   return true;
 end;

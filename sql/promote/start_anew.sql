@@ -205,31 +205,16 @@ begin
   if p_tick.announce_from is null then
     return p_tick;
   end if;
-  with portion as materialized (
-    select t.id, t.queue, t.group_key, t.user_key, t.priority, t.sequence, t.scheduled, t.run_at, t.concurrency_key
+  select count(*) as tasks, max(p.id) as last_id, array_agg(p.id) filter (where p.queue = p_tick.queue) as ids
+  into v_portion
+  from (
+    select t.id, t.queue
     from fairq.tasks t
     where t.shard_no = p_tick.shard_no and t.id >= p_tick.announce_from
     order by t.id
     limit 5000
-  ),
-  rung as (
-    insert into fairq.rings (shard_no, queue, group_key, user_key, priority, sequence, keyed)
-    select p_tick.shard_no, p_tick.queue, p.group_key, nullif(p.user_key, ''), p.priority, min(p.sequence), bool_or(p.concurrency_key is not null)
-    from portion p
-    where p.queue = p_tick.queue and not p.scheduled
-    group by p.group_key, p.user_key, p.priority
-  ),
-  due as (
-    insert into fairq.rings (shard_no, queue, group_key, due_at)
-    select p_tick.shard_no, p_tick.queue, min(p.group_key), min(p.run_at)
-    from portion p
-    where p.queue = p_tick.queue and p.scheduled
-    having count(*) > 0
-  )
-  select count(*) as tasks, max(p.id) as last_id, array_agg(p.id) filter (where p.queue = p_tick.queue) as ids
-  into v_portion
-  from portion p;
-  perform fairq._ring_wishes(p_tick.shard_no, v_portion.ids);
+  ) p;
+  perform fairq._announce(p_tick.shard_no, v_portion.ids);
   perform fairq._unpark(p_tick.shard_no, array(
     select k.id from fairq.parked k where k.shard_no = p_tick.shard_no and k.id = any(v_portion.ids) and not k.granted
   ));
