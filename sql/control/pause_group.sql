@@ -15,15 +15,16 @@ end;
 $$;
 comment on function fairq.pause_group is 'Stops serving a group, or one of its users, until it is resumed.';
 
--- Rings "look at this group", at this user of it, or at this counter (see counters.sql): its settings changed, or it is held until p_hold_until. Wakes sleeping
--- workers, unless it begins a hold: of a concurrency key those of the queues where a task waits for it, of the cluster all.
+-- Rings "look at this group", at this user of it, or at this counter (see counters.sql): its settings changed, or it is held until p_hold_until, by the task
+-- p_held_by or an operator. Wakes sleeping workers, unless it begins a hold: of a concurrency key those of the queues where a task waits for it, of the cluster
+-- all.
 create function fairq._ring_group(
-  p_shard_no integer, p_queue text, p_group_key text, p_user_key text default null, p_hold_until timestamptz default null
+  p_shard_no integer, p_queue text, p_group_key text, p_user_key text default null, p_hold_until timestamptz default null, p_held_by bigint default null
 ) returns void
 language plpgsql set search_path = pg_catalog, pg_temp as $$
 begin
-  insert into fairq.rings (shard_no, queue, group_key, user_key, configured, hold_until)
-  values (p_shard_no, p_queue, p_group_key, p_user_key, true, p_hold_until);
+  insert into fairq.rings (shard_no, queue, group_key, user_key, configured, hold_until, held_by)
+  values (p_shard_no, p_queue, p_group_key, p_user_key, true, p_hold_until, p_held_by);
   insert into fairq.limit_changes (shard_no, queue, group_key, until)
   values (p_shard_no, p_queue, p_group_key, coalesce(p_hold_until, fairq._now()));
   perform pg_notify('fairq', q.queue)

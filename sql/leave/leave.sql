@@ -41,7 +41,16 @@ begin
     delete from fairq.parked k where k.shard_no = p_shard_no and k.ctid = any(v_all.parked);
   end if;
   if v_all.gives_back then perform fairq._give_back(p_shard_no, p_tasks); end if;
-  if v_all.holds then perform fairq._ring_holds(p_shard_no, p_tasks, p_now); end if;
+  if v_all.holds then
+    -- A key is held in all shards, as its settings are.
+    perform fairq._ring_group(s.shard_no, case t.hold when 'key' then '#keys' else b.queue end, case t.hold when 'key' then b.concurrency_key else b.group_key end,
+      p_hold_until => p_now + t.delay, p_held_by => t.id)
+    from unnest(p_tasks) t
+    join fairq.tasks b on b.shard_no = p_shard_no and b.ctid = t.body
+    cross join lateral fairq._shards(case when t.hold = 'group' then p_shard_no end) s(shard_no)
+    where t.hold = 'group'
+      or t.hold = 'key' and b.concurrency_key is not null;
+  end if;
   if v_all.ended is not null then
     return query select e.* from fairq._end(p_shard_no, p_tasks, v_all.ended, p_now) e;
     perform fairq._tell_watchers(p_shard_no, p_tasks, p_now);
@@ -129,26 +138,6 @@ begin
     where t.charge is not null
   ) a
   group by a.queue, a.group_key, a.user_key, a.kind, a.measured;
-end;
-$$;
-
--- Holds: nothing of the group or key starts before their end. A key is held in all shards, as its settings are.
-create function fairq._ring_holds(p_shard_no integer, p_tasks fairq.leaving[], p_now timestamptz) returns void
-language plpgsql set search_path = pg_catalog, pg_temp as $$
-begin
-  with held as (
-    insert into fairq.rings (shard_no, queue, group_key, configured, hold_until, held_by)
-    select s.shard_no, case t.hold when 'key' then '#keys' else b.queue end, case t.hold when 'key' then b.concurrency_key else b.group_key end, true,
-      p_now + t.delay, t.id
-    from unnest(p_tasks) t
-    join fairq.tasks b on b.shard_no = p_shard_no and b.ctid = t.body
-    cross join lateral fairq._shards(case when t.hold = 'group' then p_shard_no end) s(shard_no)
-    where t.hold = 'group'
-      or t.hold = 'key' and b.concurrency_key is not null
-    returning shard_no, queue, group_key, hold_until
-  )
-  insert into fairq.limit_changes (shard_no, queue, group_key, until)
-  select h.shard_no, h.queue, h.group_key, h.hold_until from held h;
 end;
 $$;
 
