@@ -59,7 +59,7 @@ begin
   else
     -- Once those transactions have ended, nothing new can turn up at an old place.
     v_is_last := v_settings.moving_after is not null and not exists (select from fairq._older_transactions(v_settings.moving_after));
-    v_rest := fairq._try_rest(v_settings, v_is_last);
+    v_rest := fairq._move_rest(v_settings, v_is_last);
     v_moved := v_rest.o_moved;
     if v_moved = 0 and v_settings.moving_after is null then
       v_settings.moving_after := array(select o.transaction from fairq._older_transactions(null) o(transaction));
@@ -145,7 +145,19 @@ begin
   delete from fairq.workers w where w.shard_no >= p_from;
   delete from fairq.heartbeats h where h.shard_no >= p_from;
   delete from fairq.idempotency_keys k where k.shard_no >= p_from;
-  perform fairq._open_shards(p_from, p_to);
+  -- What new shards need: domains, a row for upkeep, and the settings and holds of keys, which every shard has.
+  perform fairq._open_domain(s.shard_no, q.queue)
+  from generate_series(p_from, p_to - 1) s(shard_no)
+  cross join fairq.queues q
+  where not q.internal or q.queue = '#keys';
+  insert into fairq.maintenance (shard_no) select s.shard_no from generate_series(p_from, p_to - 1) s(shard_no) on conflict do nothing;
+  insert into fairq.groups
+  select (jsonb_populate_record(g, jsonb_build_object('shard_no', s.shard_no))).*
+  from fairq.groups g
+  cross join generate_series(p_from, p_to - 1) s(shard_no)
+  where g.shard_no = 0 and g.queue = '#keys'
+  on conflict do nothing;
+  perform fairq._hold_keys(p_from, p_to);
   update fairq.settings s
   set shard_count = p_to, moving_from = p_from, moving_groups = (select count(*) from fairq.moving), moving_after = null;
   update fairq.queues q set spread = true where not q.spread;
@@ -163,26 +175,6 @@ begin
   return true;
 exception when lock_not_available or deadlock_detected then
   return false;
-end;
-$$;
-
--- Makes what new shards need: domains, a row for upkeep, and the settings and holds of keys, which every shard has.
--- Locks: none; the caller holds #keys of shard 0.
-create function fairq._open_shards(p_from integer, p_to integer) returns void
-language plpgsql set search_path = pg_catalog, pg_temp as $$
-begin
-  perform fairq._open_domain(s.shard_no, q.queue)
-  from generate_series(p_from, p_to - 1) s(shard_no)
-  cross join fairq.queues q
-  where not q.internal or q.queue = '#keys';
-  insert into fairq.maintenance (shard_no) select s.shard_no from generate_series(p_from, p_to - 1) s(shard_no) on conflict do nothing;
-  insert into fairq.groups
-  select (jsonb_populate_record(g, jsonb_build_object('shard_no', s.shard_no))).*
-  from fairq.groups g
-  cross join generate_series(p_from, p_to - 1) s(shard_no)
-  where g.shard_no = 0 and g.queue = '#keys'
-  on conflict do nothing;
-  perform fairq._hold_keys(p_from, p_to);
 end;
 $$;
 
@@ -552,31 +544,20 @@ language sql stable set search_path = pg_catalog, pg_temp as $$
   where l.pid is null and l.relation = 'fairq.settings'::regclass and p_known is not null
 $$;
 
--- Moves some of what is left when all groups have moved, and ends the move when nothing is. Waits at most 200 ms for each lock, then undoes all it did, and
--- o_moved is null: upkeep, which holds the lock of its rows, may be waiting for a domain.
-create function fairq._try_rest(p_settings fairq.settings, p_is_last boolean, out o_moved integer, out o_done boolean)
-language plpgsql set search_path = pg_catalog, pg_temp set lock_timeout = '200ms' as $$
-begin
-  o_moved := fairq._move_rest(p_settings, p_is_last);
-  o_done := o_moved = 0 and p_is_last and fairq._end_move(p_settings);
-exception when lock_not_available or deadlock_detected then
-  o_moved := null;
-  o_done := false;
-end;
-$$;
-
--- Moves what belongs to no group, or came to its old place after the group had gone: scheduled tasks, schedules and settings, a thousand of each. Once no older
--- transaction is left (p_is_last), also idempotency keys, and the history of shards that go, as far as the ledger has counted it everywhere.
--- Returns how many rows it moved.
+-- Moves some of what belongs to no group, or came to its old place after the group had gone: scheduled tasks, schedules and settings, a thousand of each. Once
+-- no older transaction is left (p_is_last), also idempotency keys, and the history of shards that go, as far as the ledger has counted it everywhere; and ends
+-- the move when nothing is left.
+-- Returns how many rows it moved, and whether the move is over. Waits at most 200 ms for each lock, then undoes all it did, and o_moved is null: upkeep, which
+-- holds the lock of its rows, may be waiting for a domain.
 -- Locks: these rows, "skip locked"; and the domains of old shards that have news.
-create function fairq._move_rest(p_settings fairq.settings, p_is_last boolean) returns integer
-language plpgsql set search_path = pg_catalog, pg_temp as $$
+create function fairq._move_rest(p_settings fairq.settings, p_is_last boolean, out o_moved integer, out o_done boolean)
+language plpgsql set search_path = pg_catalog, pg_temp set lock_timeout = '200ms' as $$
 declare
   v_to integer := p_settings.shard_count;
   v_counted timestamptz;
   v_gone record;
-  v_moved integer;
 begin
+  o_done := false;
   with stray as materialized (
     select t.shard_no, t.id from fairq.tasks t where t.scheduled and t.shard_no <> fairq._shard_of(t.group_key, v_to) limit 1000 for update skip locked
   ),
@@ -588,7 +569,7 @@ begin
     returning s.shard_no as was_in, t.shard_no, t.id
   )
   select count(*)::integer as tasks, array_agg(g.id) as ids, array_agg(g.was_in) as old, array_agg(g.shard_no) as new into v_gone from gone g;
-  v_moved := v_gone.tasks;
+  o_moved := v_gone.tasks;
   perform fairq._send_notes(v_gone.ids, v_gone.old, v_gone.new);
 
   -- A schedule that is in the new shard, too, was configured again after the group had gone: that one counts.
@@ -603,7 +584,7 @@ begin
     select (jsonb_populate_record(g.c, jsonb_build_object('shard_no', fairq._shard_of((g.c).group_key, v_to)))).* from gone g
     on conflict do nothing
   )
-  select v_moved + count(*)::integer into v_moved from gone g;
+  select o_moved + count(*)::integer into o_moved from gone g;
   for v_gone in
     select distinct g.shard_no, g.group_key
     from fairq.groups g
@@ -611,10 +592,10 @@ begin
     limit 1000
   loop
     perform fairq._send_settings(v_gone.shard_no, jsonb_build_object(v_gone.group_key, fairq._shard_of(v_gone.group_key, v_to)));
-    v_moved := v_moved + 1;
+    o_moved := o_moved + 1;
   end loop;
-  if v_moved > 0 or not p_is_last then
-    return v_moved;
+  if o_moved > 0 or not p_is_last then
+    return;
   end if;
 
   -- Most keys were taken during the move, and are in the new shard already. Where the new shard names another task, the old one is right: a transaction that
@@ -642,7 +623,7 @@ begin
     returning k.task_id
   )
   -- Keys that keep being taken, in both shards, do not keep the move from ending.
-  select (case when count(*) = 5000 then 5000 else (select count(*) from back) end)::integer into v_moved from stray s;
+  select (case when count(*) = 5000 then 5000 else (select count(*) from back) end)::integer into o_moved from stray s;
   -- Rings that no promotion has heard yet go home.
   for v_gone in
     select d.shard_no, d.queue
@@ -657,31 +638,32 @@ begin
       perform fairq._open_keys(v_gone.shard_no, fairq._now());
     end if;
   end loop;
-  if v_moved > 0 or p_settings.moving_from <= v_to then
-    return v_moved;
+  if o_moved = 0 and p_settings.moving_from > v_to then
+    perform fairq._keep_ledger(m.shard_no, fairq._now())
+    from (select m.shard_no from fairq.maintenance m order by m.shard_no for update skip locked) m
+    where fairq._ledger_until(0) is not null;
+    v_counted := coalesce((select min(fairq._ledger_until(s.shard_no)) from fairq._shards(null) s(shard_no)), 'infinity');
+    -- By ctid. The partition of another day may have it, too: the conditions below make sure that such a row has to move as well.
+    with gone as (
+      update fairq.finished_tasks f
+      set shard_no = fairq._shard_of(f.group_key, v_to)
+      where f.ctid = any(array(select n.ctid from fairq.finished_tasks n where n.shard_no >= v_to and n.finished_at < v_counted limit 5000))
+        and f.shard_no >= v_to and f.finished_at < v_counted
+      returning f.id
+    ),
+    tried as (
+      update fairq.attempts a
+      set shard_no = a.shard_no % v_to
+      where a.ctid = any(array(select n.ctid from fairq.attempts n where n.shard_no >= v_to and n.ended_at < v_counted limit 5000))
+        and a.shard_no >= v_to and a.ended_at < v_counted
+      returning a.task_id
+    )
+    select count(*)::integer into o_moved from (select from gone union all select from tried) x;
   end if;
-
-  perform fairq._keep_ledger(m.shard_no, fairq._now())
-  from (select m.shard_no from fairq.maintenance m order by m.shard_no for update skip locked) m
-  where fairq._ledger_until(0) is not null;
-  v_counted := coalesce((select min(fairq._ledger_until(s.shard_no)) from fairq._shards(null) s(shard_no)), 'infinity');
-  -- By ctid. The partition of another day may have it, too: the conditions below make sure that such a row has to move as well.
-  with gone as (
-    update fairq.finished_tasks f
-    set shard_no = fairq._shard_of(f.group_key, v_to)
-    where f.ctid = any(array(select n.ctid from fairq.finished_tasks n where n.shard_no >= v_to and n.finished_at < v_counted limit 5000))
-      and f.shard_no >= v_to and f.finished_at < v_counted
-    returning f.id
-  ),
-  tried as (
-    update fairq.attempts a
-    set shard_no = a.shard_no % v_to
-    where a.ctid = any(array(select n.ctid from fairq.attempts n where n.shard_no >= v_to and n.ended_at < v_counted limit 5000))
-      and a.shard_no >= v_to and a.ended_at < v_counted
-    returning a.task_id
-  )
-  select count(*)::integer into v_moved from (select from gone union all select from tried) x;
-  return v_moved;
+  o_done := o_moved = 0 and fairq._end_move(p_settings);
+exception when lock_not_available or deadlock_detected then
+  o_moved := null;
+  o_done := false;
 end;
 $$;
 
