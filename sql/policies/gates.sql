@@ -221,8 +221,6 @@ $$;
 
 -- The lane of a group or user (see _policy_of), or a counter, as it is: the newest version, one step in lanes_pkey, unless it is from before a rebuild.
 -- All fields are null when there is none.
--- enable_sort is off: when the table was analyzed while it was empty, the planner likes lanes_order_idx and a sort as well, which reads all lanes of the
--- queue.
 create function fairq._lane(p_shard_no integer, p_queue text, p_group_key text, p_user_key text default '') returns fairq.lanes
 language plpgsql stable set search_path = pg_catalog, pg_temp set enable_sort = off as $$
 declare

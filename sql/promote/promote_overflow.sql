@@ -38,8 +38,6 @@ comment on function fairq.promote_overflow is 'Hears new rings and moves waiting
 -- Raises QF003, QF005 (see _lock_domain).
 -- A session keeps one plan of each statement, made by its first caller. So plans are pinned here as well as in the functions that call this one: callers that
 -- only configure, hold or purge have reasons to let the planner choose, and would otherwise plan all of a promotion anew each time.
--- enable_sort is off: ready tasks and lanes come in the order of an index. For a table that was analysed while it was empty, another index with a sort behind
--- it looks cheaper, and reads all of it.
 -- Locks: domains, then what the parts say; all until the end of the transaction.
 -- Killed anywhere, the transaction rolls back and the next promotion starts from the last committed tick.
 create function fairq._promote(
@@ -402,8 +400,6 @@ as $$ select (p_task.block, p_task.position) < (coalesce(p_tick.horizon, 9223372
 -- only those whose deadline comes after it.
 -- A row that another session pops is skipped. So is one that another session popped after our snapshot: it is gone at the second look. If that session rolls
 -- back, the row becomes visible again at the same address.
--- enable_sort is off: the rows come in the order of an index. For a table that was analysed while it was empty, another index with a sort behind it looks
--- cheaper, and reads all of it.
 create function fairq._pick(p_tick fairq.ticks, p_limit integer, p_before_horizon boolean, p_after timestamptz default null) returns fairq.placed[]
 language plpgsql set search_path = pg_catalog, pg_temp set enable_sort = off as $$
 begin

@@ -17,8 +17,7 @@ $$;
 -- schedule, creates its task and moves it on, by the database's clock; whoever reads it after that finds it not due. So a tick happens once, however many call.
 -- The caller's own rights do not count: the queue's enqueue_role was checked for whoever made the schedule. A queue that drains, or is gone, refuses the task.
 -- Returns the ids of the tasks.
--- It updates schedules one by one: a join of due schedules with their table, planned while that was empty, reads all of it. enable_sort is off: the index gives
--- due rows in order; the planner might take another one and a sort, which reads all rows, too.
+-- It updates schedules one by one: a join of due schedules with their table, planned while that was empty, reads all of it.
 -- Locks: schedules, "skip locked"; tasks and rings are only inserted.
 -- Cost: schedules_fire_at_idx up to now; one update and two inserts a tick.
 create function fairq._fire_due(p_shard_no integer, p_limit integer, p_now timestamptz) returns bigint[]

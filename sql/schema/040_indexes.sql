@@ -1,3 +1,7 @@
+-- Functions say which ways the planner may take ("set enable_..."), because a session keeps a plan that was made with statistics that were missing or old.
+-- enable_sort is off where an index gives rows in order: for a table that was analysed while it was empty, another index and a sort look cheaper, and read all
+-- of it.
+
 -- promotion: a line, of a group or of one of its users, from the lane's cursor on. Held and ready tasks are in it, too. The highest priority comes first, in a
 -- form in which a place in line is one comparison of rows.
 create index tasks_line_idx on fairq.tasks (shard_no, queue, group_key, user_key, (-priority), sequence) where not scheduled;

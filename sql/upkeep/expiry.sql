@@ -2,7 +2,6 @@
 -- owners in time. Each deadline is looked at once: the sweep starts where the last one ended, not at the dead entries of tasks long finished. It misses a task
 -- whose transaction committed after the task's deadline: promotion ends that one. Held tasks are left to their holders.
 -- Locks: the domains of the tasks it ends and #keys, without waiting (a busy one is left for the next sweep); ready and parked rows with "skip locked".
--- enable_sort is off: this index gives the rows in order; the planner might take another one and a sort, which reads all tasks.
 -- Cost: tasks_expiry_idx from the floor to now.
 create function fairq._expire_waiting(p_shard_no integer, p_limit integer, p_now timestamptz) returns integer
 language plpgsql set search_path = pg_catalog, pg_temp set enable_sort = off as $$

@@ -1,7 +1,6 @@
 -- Removes what promotion has left behind in a domain: rings that every later tick would ignore; all ticks but the last; and lanes of idle groups whose turn is
 -- used up, which would start at the clock anyway. At most p_limit of each.
 -- Returns how many rows it removed.
--- enable_sort is off: one index gives the rows in order; the planner might take another one and a sort, which reads all rows.
 -- Locks: the rows it removes; the caller holds the domain.
 create function fairq._sweep_domain(p_shard_no integer, p_queue text, p_limit integer) returns integer
 language plpgsql set search_path = pg_catalog, pg_temp set enable_sort = off as $$
