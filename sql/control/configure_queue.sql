@@ -43,7 +43,6 @@ begin
     execute 'update fairq.queues q set ' || fairq._assignments(v_changes) || ' where q.queue = $2'
     using jsonb_populate_record(v_queue, v_changes), p_queue;
   end if;
-  select q.* into v_queue from fairq.queues q where q.queue = p_queue;
 
   if v_groups_change and not v_is_new then
     -- All groups and users look their settings up again: the promotion that hears this ring knows which there are.

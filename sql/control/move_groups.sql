@@ -103,12 +103,9 @@ create function fairq._key_homes(p_group_key text) returns integer[]
 language plpgsql stable set search_path = pg_catalog, pg_temp as $$
 begin
   return (
-    select case
-      when fairq._shard_of(p_group_key, coalesce(s.moving_from, s.shard_count)) = fairq._shard_of(p_group_key, s.shard_count)
-        then array[fairq._shard_of(p_group_key, s.shard_count)]
-      else array[fairq._shard_of(p_group_key, s.moving_from), fairq._shard_of(p_group_key, s.shard_count)]
-    end
+    select case when h.old = h.new then array[h.new] else array[h.old, h.new] end
     from fairq.settings s
+    cross join lateral (select fairq._shard_of(p_group_key, coalesce(s.moving_from, s.shard_count)), fairq._shard_of(p_group_key, s.shard_count)) h(old, new)
   );
 end;
 $$;

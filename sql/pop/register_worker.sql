@@ -9,7 +9,6 @@ language plpgsql security definer set search_path = pg_catalog, pg_temp set jit 
 declare
   v_now timestamptz := fairq._now();
   v_worker_id bigint := nextval('fairq.worker_ids');
-  v_queue fairq.queues;
 begin
   perform fairq._check_name('the name of the worker', p_name, 200, 'QF006', 'For example the host name and the process id');
   perform fairq._check_limit(p_slots, format('the number of slots of worker "%s"', p_name));
@@ -26,9 +25,7 @@ begin
     raise exception 'the kinds of worker "%" are %', p_name, left(p_kinds::text, 60)
       using errcode = 'QF014', hint = 'Names, each with the most attempts or null: {"parse": 3, "mail": null}.';
   end if;
-  for v_queue in select q.* from unnest(p_queues) n(name) cross join lateral fairq._queue(n.name) q loop
-    if v_queue.work_role is not null then perform fairq._check_role(v_queue.queue, v_queue.work_role); end if;
-  end loop;
+  perform fairq._check_role(q.queue, q.work_role) from unnest(p_queues) n(name) cross join lateral fairq._queue(n.name) q where q.work_role is not null;
 
   insert into fairq.workers (shard_no, worker_id, name, registered_by, queues, kinds, slots, lease, registered_at)
   select s.shard_no, v_worker_id, p_name, fairq._caller(), p_queues, p_kinds, p_slots, p_lease, v_now

@@ -75,7 +75,7 @@ begin
   end if;
 
   with forgotten as (
-    delete from fairq.rings r where r.shard_no = p_shard_no and r.queue = p_queue 
+    delete from fairq.rings r where r.shard_no = p_shard_no and r.queue = p_queue
     -- What the last tick has not heard of.
     returning r.group_key, r.used, r.hold_until, r.held_by, r.xid >= v_heard.next_xid and (r.xid <> v_heard.heard_xid or r.ring_id > v_heard.heard_ring)
       or exists (select from unnest(v_heard.pending) p where p.xid = r.xid and p.ring_id < r.ring_id) as is_news
