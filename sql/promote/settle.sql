@@ -129,9 +129,7 @@ language sql stable as $$
     order by w.version desc
     limit 1
   ) v on true
-  left join lateral (
-    select v.version, v.lane_no, v.finish, v.position, v.keyed, v.pace, v.last_priority, v.last_sequence, v.cursors, v.gate, v.inside, v.line, v.admissible
-  ) l on v.version >= p_tick.first_version
+  left join lateral (select v.*) l on v.version >= p_tick.first_version
   cross join lateral (select coalesce(l.cursors, '{}') = '{}' as was_idle) i
   cross join lateral (
     -- What was spent in another unit is forgotten.
