@@ -194,19 +194,18 @@ create function fairq._adopt(
 ) returns fairq.lanes[]
 language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
-  -- An object is looked up in a few steps; with an array each task would be compared with each group.
-  v_wanted jsonb := (
-    select jsonb_object_agg(fairq._line(l.group_key, l.user_key, p_of_users), 0)
+  -- How many tasks of each are counted now, and how many are not. An object is looked up in a few steps; with an array each task would be compared with each
+  -- group.
+  v_places jsonb := (
+    select jsonb_object_agg(fairq._line(l.group_key, l.user_key, p_of_users), '[0, 0]'::jsonb)
     from unnest(p_lanes) l
     where fairq._counts(l.policy) and ((l.gate).uncounted > 0 or fairq._line(l.group_key, l.user_key, p_of_users) = any(p_configured))
   );
   v_ids bigint[];
-  v_places jsonb;
+  v_place jsonb;
   v_lane fairq.lanes;
-  v_line text;
   v_lanes fairq.lanes[] := array[]::fairq.lanes[];
   v_allowance fairq.allowance;
-  v_uncounted integer;
 begin
   v_ids := array(
     select h.id
@@ -215,7 +214,7 @@ begin
     where h.shard_no = p_tick.shard_no
       and not case when p_of_users then h.user_counted else h.counted end
       and t.queue = p_tick.queue
-      and v_wanted ? fairq._line(t.group_key, t.user_key, p_of_users)
+      and v_places ? fairq._line(t.group_key, t.user_key, p_of_users)
     for update of h skip locked
   );
   with gone as (
@@ -225,40 +224,36 @@ begin
   select r.*
   from gone g
   cross join lateral jsonb_populate_record(g.h, jsonb_build_object(case when p_of_users then 'user_counted' else 'counted' end, true)) r;
-  select jsonb_object_agg(g.line, jsonb_build_array(g.counted, g.uncounted)) into v_places
+  select v_places || coalesce(jsonb_object_agg(g.line, jsonb_build_array(g.counted, g.uncounted)), '{}') into v_places
   from (
     select i.line, count(*) filter (where i.is_adopted) as counted, count(*) filter (where not i.is_adopted) as uncounted
     from (
-      select fairq._line(t.group_key, t.user_key, p_of_users) as line, true as is_adopted
-      from unnest(v_ids) u(id)
-      cross join lateral fairq._body(p_tick.shard_no, u.id) t
-      union all
-      select fairq._line(t.group_key, t.user_key, p_of_users), false
-      from fairq.held h
-      join fairq.tasks t on t.shard_no = p_tick.shard_no and t.id = h.id
-      where h.shard_no = p_tick.shard_no
-        and not case when p_of_users then h.user_counted else h.counted end
-        and t.queue = p_tick.queue
-        and v_wanted ? fairq._line(t.group_key, t.user_key, p_of_users)
+      select fairq._line(t.group_key, t.user_key, p_of_users) as line, h.is_adopted
+      from (
+        select u.id, true as is_adopted from unnest(v_ids) u(id)
+        union all
+        select k.id, false from fairq.held k where k.shard_no = p_tick.shard_no and not case when p_of_users then k.user_counted else k.counted end
+      ) h
+      cross join lateral fairq._body(p_tick.shard_no, h.id) t
+      where t.queue = p_tick.queue
       union all
       select fairq._line(r.group_key, r.user_key, p_of_users), false
       from fairq.ready r
       where r.shard_no = p_tick.shard_no and r.queue = p_tick.queue and r.position >= 0
         and not case when p_of_users then r.user_counted else r.counted end
-        and v_wanted ? fairq._line(r.group_key, r.user_key, p_of_users)
     ) i
+    where v_places ? i.line
     group by i.line
   ) g;
 
   foreach v_lane in array p_lanes loop
-    v_line := fairq._line(v_lane.group_key, v_lane.user_key, p_of_users);
-    if v_wanted ? v_line then
-      v_uncounted := coalesce((v_places -> v_line ->> 1)::integer, 0);
-      v_lane.gate.in_flight := coalesce((v_lane.gate).in_flight, 0) + coalesce((v_places -> v_line ->> 0)::integer, 0);
-      v_lane.gate.uncounted := nullif(v_uncounted, 0);
+    v_place := v_places -> fairq._line(v_lane.group_key, v_lane.user_key, p_of_users);
+    if v_place is not null then
+      v_lane.gate.in_flight := coalesce((v_lane.gate).in_flight, 0) + (v_place ->> 0)::integer;
+      v_lane.gate.uncounted := nullif((v_place ->> 1)::integer, 0);
       v_allowance := fairq._allowance(v_lane.policy, v_lane.gate, p_now, (v_lane.pace).reserved);
       v_lane.admissible := v_lane.cursors <> '{}' and v_allowance.tasks > 0;
-      v_lane.look_at := case when v_uncounted > 0 then p_now + interval '100 milliseconds' when v_lane.cursors <> '{}' then v_allowance.look_at end;
+      v_lane.look_at := case when (v_lane.gate).uncounted > 0 then p_now + interval '100 milliseconds' when v_lane.cursors <> '{}' then v_allowance.look_at end;
     end if;
     v_lanes := v_lanes || v_lane;
   end loop;
