@@ -407,8 +407,7 @@ begin
     select array_agg((n.id, n.block, n.position, n.charge, n.counted, n.keyed_at is not null, null, null, n.group_key, n.attempt,
       n.expires_at, n.ctid, n.long, n.user_key, n.user_block, n.user_counted, null)::fairq.placed)
     from (
-      select r.ctid, r.id, r.block, r.position, r.charge, r.counted, r.keyed_at, r.group_key, r.attempt, r.expires_at, r.long, r.user_key,
-        r.user_block, r.user_counted
+      select r.*, r.ctid
       from fairq.ready r
       where r.shard_no = p_tick.shard_no and r.queue = p_tick.queue and r.position >= 0
         and (r.block, r.position) >= (p_tick.clock, p_tick.clock_position)
