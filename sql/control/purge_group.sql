@@ -41,8 +41,7 @@ begin
   end loop;
   insert into fairq.cancellations (shard_no, task_id, requested_at)
   select v_shard_no, r.id, v_now from unnest(v_ready) r(id);
-  insert into fairq.rings (shard_no, queue, group_key, cancelled_id)
-  select v_shard_no, p_queue, p_group_key, r.id from unnest(v_ready) r(id);
+  perform fairq._ring_wishes(v_shard_no, v_ready);
   -- A pass hears some thousand rings, and others may come before these. A later pass ends what is still ready after ten.
   for v_round in 1 .. 10 loop
     perform fairq._promote(v_shard_no, p_queue, 1, true);

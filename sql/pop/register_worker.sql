@@ -62,14 +62,9 @@ declare
   );
 begin
   if v_ids = '{}' then return; end if;
-  with due as (
-    update fairq.tasks t
-    set run_at = p_now
-    where t.shard_no = p_shard_no and t.id in (select l.id from fairq.tasks l where l.shard_no = p_shard_no and l.id = any(v_ids) and l.scheduled for update skip locked)
-    returning t.group_key
-  )
-  insert into fairq.rings (shard_no, queue, group_key, due_at)
-  select p_shard_no, p_queue, min(d.group_key), p_now from due d having count(*) > 0;
-  perform fairq._ring_wishes(p_shard_no, v_ids);
+  update fairq.tasks t
+  set run_at = p_now
+  where t.shard_no = p_shard_no and t.id in (select l.id from fairq.tasks l where l.shard_no = p_shard_no and l.id = any(v_ids) and l.scheduled for update skip locked);
+  perform fairq._announce(p_shard_no, v_ids);
 end;
 $$;
