@@ -157,18 +157,11 @@ begin
     left join expected e on e.group_key = c.group_key and e.user_key is not distinct from c.user_key
   ),
   -- What was used is spent even if it was not heard of yet, and holds stay.
-  spent as (
-    insert into fairq.rings (shard_no, queue, group_key, used, charged)
-    select p_shard_no, p_queue, f.group_key, sum(f.used), 0
+  kept as (
+    insert into fairq.rings (shard_no, queue, group_key, used, charged, hold_until, held_by, configured)
+    select p_shard_no, p_queue, f.group_key, f.used, case when f.used > 0 then 0 end, f.hold_until, f.held_by, f.hold_until is not null
     from forgotten f
-    where f.used > 0 and f.is_news
-    group by f.group_key
-  ),
-  held_back as (
-    insert into fairq.rings (shard_no, queue, group_key, hold_until, held_by, configured)
-    select p_shard_no, p_queue, f.group_key, f.hold_until, f.held_by, true
-    from forgotten f
-    where f.hold_until is not null and f.is_news
+    where f.is_news and (f.used > 0 or f.hold_until is not null)
   )
   select pg_current_snapshot() into v_snapshot;
 
