@@ -106,17 +106,11 @@ begin
         > (coalesce((v_before -> r.group_key ->> 0)::integer, -2147483648), coalesce((v_before -> r.group_key ->> 1)::bigint, 0))
     for update of r skip locked
   ),
-  level as (
-    select b.group_key, b.priority, min(b.sequence) as sequence, min(b.block) as block, min(array[b.block, b.position]) as address,
-      count(*) as tasks, count(*) filter (where b.counted) as counted, sum(b.charge) as charge, sum(b.reserved) as reserved
-    from back b
-    group by b.group_key, b.priority
-  ),
   freed as materialized (
-    select l.group_key, min(l.block) as block, (min(l.address))[2] as position, sum(l.tasks)::integer as tasks, sum(l.counted)::integer as counted,
-      sum(l.charge) as charge, coalesce(sum(l.reserved), 0) as reserved, array_agg((l.priority, l.sequence, null, false)::fairq.cursor) as cursors
-    from level l
-    group by l.group_key
+    select b.group_key, min(array[b.block, b.position]) as address, count(*)::integer as tasks, (count(*) filter (where b.counted))::integer as counted,
+      sum(b.charge) as charge, coalesce(sum(b.reserved), 0) as reserved, array_agg((b.priority, b.sequence, null, false)::fairq.cursor) as cursors
+    from back b
+    group by b.group_key
   )
   select (select array_agg(b.ctid) from back b),
     (select array_agg((b.id, b.block, b.position, b.charge, b.counted, null, b.priority, b.sequence, b.group_key, null, null, null, null, b.user_key, b.user_block,
@@ -124,7 +118,7 @@ begin
     (select array_agg(b.id) filter (where b.keyed_at is not null) from back b), coalesce(array_agg(
     case
       when f.group_key is null then l
-      else fairq._take_back(l, f.block, f.position, f.tasks, f.counted, f.charge, f.reserved, f.cursors, p_tick.touched,
+      else fairq._take_back(l, f.address[1], f.address[2], f.tasks, f.counted, f.charge, f.reserved, f.cursors, p_tick.touched,
         coalesce((p_reweighted ->> l.group_key)::double precision, l.weight), p_now)
     end), '{}')
   into v_ctids, o_back, v_keyed, o_lanes

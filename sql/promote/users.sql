@@ -430,15 +430,10 @@ begin
     join unnest(p_lanes) l on l.group_key = b.group_key and l.inside is distinct from null
   ),
   freed as materialized (
-    select l.group_key, l.user_key, min(l.block) as block, sum(l.tasks)::integer as tasks, sum(l.counted)::integer as counted, coalesce(sum(l.charge), 0) as charge,
-      array_agg((l.priority, l.sequence, null, false)::fairq.cursor) as cursors
-    from (
-      select b.group_key, b.user_key, b.priority, min(b.sequence) as sequence, min(b.block) as block, count(b.user_block) as tasks,
-        count(*) filter (where b.user_counted) as counted, sum(b.charge) as charge
-      from back b
-      group by b.group_key, b.user_key, b.priority
-    ) l
-    group by l.group_key, l.user_key
+    select b.group_key, b.user_key, min(b.block) as block, count(b.user_block)::integer as tasks, (count(*) filter (where b.user_counted))::integer as counted,
+      coalesce(sum(b.charge), 0) as charge, array_agg((b.priority, b.sequence, null, false)::fairq.cursor) as cursors
+    from back b
+    group by b.group_key, b.user_key
   )
   select array_agg(
     case
