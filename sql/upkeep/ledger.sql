@@ -249,22 +249,18 @@ begin
         where r.group_key is not null or w.since is not null
       ) m
     ),
-    total as materialized (
-      select case when m.shown then m.group_key else '' end as group_key, count(*)::integer as groups, min(m.since) as since,
-        case when m.shown then sum(m.weight) else 0 end as weight, sum(m.tasks)::bigint as tasks, sum(m.ended)::bigint as ended, sum(m.cost) as cost,
-        sum(m.seconds) as seconds, sum(m.ran) as ran, sum(m.service) as service, max(m.largest) as largest,
-        sum(greatest(m.charged * m.largest, m.owes)) as slack, m.shown and bool_and(m.judged) as judged
-      from member m
-      group by m.shown, case when m.shown then m.group_key else '' end
-      union all
-      select '', l.groups::integer, null, l.weight, 0, 0, 0, 0, 0, 0, 0, 0, false from line l where l.groups > 0
-    ),
     part as materialized (
       select t.group_key, greatest(sum(t.groups), 1)::integer as groups, min(t.since) as since, sum(t.weight) as weight, sum(t.tasks)::bigint as tasks,
         sum(t.ended)::bigint as ended, sum(t.cost) as cost, sum(t.seconds) as seconds, sum(t.ran) as ran, sum(t.service) as service,
         max(t.largest) as largest, sum(t.slack) as slack, bool_or(t.judged) as judged,
         case when bool_or(t.judged) or (t.group_key = '' and sum(t.weight) > 0) then 'infinity' else sum(t.service) end as demand
-      from total t
+      from (
+        select case when m.shown then m.group_key else '' end as group_key, 1 as groups, m.since, case when m.shown then m.weight else 0 end as weight, m.tasks,
+          m.ended, m.cost, m.seconds, m.ran, m.service, m.largest, greatest(m.charged * m.largest, m.owes) as slack, m.shown and m.judged as judged
+        from member m
+        union all
+        select '', l.groups, null, l.weight, 0, 0, 0, 0, 0, 0, 0, 0, false from line l where l.groups > 0
+      ) t
       group by t.group_key
     ),
     level as materialized (
