@@ -455,14 +455,12 @@ begin
   end if;
 
   with line as materialized (
-    select l.*, row_number() over (order by l.group_key, l.user_key, l.priority desc) as nth
-    from (
-      select n.group_key, coalesce(n.user_key, '') as user_key, c.priority, min(c.sequence) as sequence, bool_or(n.keyed) as keyed
-      from unnest(p_news) n
-      cross join unnest(n.heard) c
-      where v_homes ? n.group_key
-      group by n.group_key, coalesce(n.user_key, ''), c.priority
-    ) l
+    select n.group_key, coalesce(n.user_key, '') as user_key, c.priority, min(c.sequence) as sequence, bool_or(n.keyed) as keyed,
+      row_number() over (order by n.group_key, coalesce(n.user_key, ''), c.priority desc) as nth
+    from unnest(p_news) n
+    cross join unnest(n.heard) c
+    where v_homes ? n.group_key
+    group by n.group_key, coalesce(n.user_key, ''), c.priority
     order by nth
   ),
   stray as materialized (
