@@ -32,7 +32,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, MutableMapp
 from collections.abc import Set as AbstractSet
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
-from functools import lru_cache, partial
+from functools import partial
 from importlib import import_module
 from typing import Annotated, Any, Literal, NewType, TypeVar, Union, get_args, get_origin
 from uuid import UUID
@@ -279,40 +279,70 @@ class Decoder:
 
 
 def decoder(annotation: Any) -> Decoder:
-    """The decoder of an annotation. Raises ConfigurationError if there is none."""
-    try:
-        return _cached_decoder(annotation)
-    except TypeError:  # not hashable: Annotated[int, [...]]
-        return Decoder(annotation, _reader(annotation))
+    """The decoder of an annotation. Raises ConfigurationError if there is none, also for a part of it."""
+    # Not cached by annotation: int | float and float | int are equal, and are read differently.
+    return Decoder(annotation, _reader(annotation, []))
 
 
 def fields_decoder(fields: Iterable[tuple[str, Any, bool]]) -> Decoder:
     """The decoder of an object, from the name and annotation of each field, and whether it is required."""
-    readers = [(name, _reader(annotation), required) for name, annotation, required in fields]
-    return Decoder(dict[str, Any], _fields_of(lambda: readers))
+    known: _Known = []
+    return Decoder(
+        dict[str, Any],
+        _fields_of([(name, _reader(annotation, known), required) for name, annotation, required in fields]),
+    )
 
 
-@lru_cache(maxsize=1024)
-def _cached_decoder(annotation: Any) -> Decoder:
-    return Decoder(annotation, _reader(annotation))
+class _Later:
+    """The reader of a type that is still being made: types may contain themselves."""
+
+    read: Read | None = None
+
+    def __call__(self, value: Any) -> Any:
+        return value if self.read is None else self.read(value)
 
 
-def _reader(annotation: Any) -> Read | None:
+# The named types that a decoder has met, and their readers.
+_Known = list[tuple[Any, _Later]]
+
+
+def _once(annotation: Any, known: _Known, make: Callable[[], Read | None]) -> Read | None:
+    """The reader of a named type, made once for a decoder."""
+    shape = _shape(annotation)
+    for each, later in known:
+        if each == shape:
+            return later
+    later = _Later()
+    known.append((shape, later))
+    later.read = make()
+    return later.read
+
+
+def _shape(annotation: Any) -> Any:
+    """Equal for annotations that are read alike. The members of a union have an order."""
+    args = get_args(annotation)
+    return (get_origin(annotation), *map(_shape, args)) if args else annotation
+
+
+def _reader(annotation: Any, known: _Known) -> Read | None:
     """How to read a value of that type; None: take it unchanged."""
     if annotation in (Any, object) or isinstance(annotation, TypeVar):
         return None
     if annotation is None:
         annotation = type(None)
     if isinstance(annotation, NewType):
-        return _reader(annotation.__supertype__)
-    if hasattr(annotation, "__value__") and type(annotation).__name__ == "TypeAliasType":
-        return _reader(annotation.__value__)
+        return _reader(annotation.__supertype__, known)
     origin, args = get_origin(annotation), get_args(annotation)
+    alias = origin or annotation
+    if type(alias).__name__ == "TypeAliasType":
+        return _once(annotation, known, lambda: _reader(alias.__value__, known))
+    if origin in _QUALIFIERS:
+        return _reader(args[0], known)
     # Constraints in an annotation are checked by the library they come from.
     if origin is Annotated:
-        return _pydantic_reader(annotation) if _has_pydantic(args[1:]) else _reader(args[0])
+        return _pydantic_reader(annotation) if _has_pydantic(args[1:]) else _reader(args[0], known)
     if origin is Union or origin is types.UnionType:
-        return _union(args)
+        return _union(args, known)
     if origin is Literal:
         return _literal(args)
     if isinstance(annotation, type) and annotation in _SCALARS:
@@ -324,26 +354,29 @@ def _reader(annotation: Any) -> Read | None:
         return _pydantic_reader(annotation)
     if _is_struct(cls):
         return _msgspec_reader(annotation)
-    return _container(annotation, cls, args) or _record(annotation, cls)
+    return _container(annotation, cls, args, known) or _record(annotation, cls, known)
 
 
+_QUALIFIERS = (typing.Required, typing.NotRequired)
 _HINT = (
     "Annotate with JSON types, dataclasses, typed dicts, pydantic models, msgspec structs, datetime, date, "
     "time, timedelta, UUID, Decimal, Enum, or lists, tuples, sets, dicts and unions of them."
 )
 
 
-def _container(annotation: Any, cls: type, args: tuple[Any, ...]) -> Read | None:
+def _container(annotation: Any, cls: type, args: tuple[Any, ...], known: _Known) -> Read | None:
     if issubclass(cls, tuple) and not hasattr(cls, "_fields"):
         if len(args) == 2 and args[1] is Ellipsis:
-            return _list_of(args[0], tuple)
-        return _tuple_of(args) if args else _list_of(Any, tuple)
+            return _list_of(_reader(args[0], known), tuple)
+        if any(getattr(each, "__unpacked__", False) or get_origin(each) is typing.Unpack for each in args):
+            raise ConfigurationError(f"{annotation!r} cannot be decoded: name each item's type", _HINT)
+        return _tuple_of([_reader(each, known) for each in args]) if args else _list_of(None, tuple)
     if cls in _LISTS:
-        return _list_of(args[0] if args else Any, _LISTS[cls])
+        return _list_of(_reader(args[0], known) if args else None, _LISTS[cls])
     if cls in (dict, Mapping, MutableMapping):
         if args and args[0] not in (str, Any):
             raise ConfigurationError(f"{annotation!r} cannot be decoded: JSON has only text keys", _HINT)
-        return _dict_of(args[1] if args else Any)
+        return _dict_of(_reader(args[1], known) if args else None)
     return None
 
 
@@ -354,15 +387,15 @@ _LISTS: dict[Any, Callable[[list[Any]], Any] | None] = {
 }
 
 
-def _record(annotation: Any, cls: type) -> Read:
+def _record(annotation: Any, cls: type, known: _Known) -> Read | None:
     if issubclass(cls, enum.Enum):
         return _enum(cls)
     if typing.is_typeddict(cls):
-        return _typed_dict(cls)
+        return _once(annotation, known, lambda: _typed_dict(cls, known))
     if issubclass(cls, tuple):
-        return _named_tuple(cls)
+        return _once(annotation, known, lambda: _named_tuple(cls, known))
     if dataclasses.is_dataclass(cls):
-        return _dataclass(cls)
+        return _once(annotation, known, lambda: _dataclass(cls, known))
     raise ConfigurationError(f"{_name(annotation)} cannot be decoded from JSON", _HINT)
 
 
@@ -423,9 +456,7 @@ def _item(step: str | int, read: Read | None, value: Any) -> Any:
         raise
 
 
-def _list_of(annotation: Any, make: Callable[[list[Any]], Any] | None) -> Read:
-    read = _reader(annotation)
-
+def _list_of(read: Read | None, make: Callable[[list[Any]], Any] | None) -> Read:
     def read_list(value: Any) -> Any:
         if not isinstance(value, list):
             raise _wanted("an array", value)
@@ -440,9 +471,8 @@ def _list_of(annotation: Any, make: Callable[[list[Any]], Any] | None) -> Read:
 
 
 def _tuple_of(
-    annotations: Sequence[Any], required: int | None = None, make: Callable[..., Any] = tuple
+    reads: Sequence[Read | None], required: int | None = None, make: Callable[..., Any] = tuple
 ) -> Read:
-    reads = [_reader(each) for each in annotations]
     least = len(reads) if required is None else required
 
     def read_tuple(value: Any) -> Any:
@@ -454,9 +484,7 @@ def _tuple_of(
     return read_tuple
 
 
-def _dict_of(annotation: Any) -> Read:
-    read = _reader(annotation)
-
+def _dict_of(read: Read | None) -> Read:
     def read_dict(value: Any) -> dict[str, Any]:
         if not isinstance(value, dict):
             raise _wanted("an object", value)
@@ -467,9 +495,9 @@ def _dict_of(annotation: Any) -> Read:
     return read_dict
 
 
-def _union(annotations: tuple[Any, ...]) -> Read:
+def _union(annotations: tuple[Any, ...], known: _Known) -> Read:
     """Reads the first member that fits, in the order of the annotation."""
-    readers = [_reader(each) for each in annotations]
+    readers = [_reader(each, known) for each in annotations]
 
     def read_union(value: Any) -> Any:
         if value is None and type(None) in annotations:
@@ -523,15 +551,12 @@ def _enum(cls: type[enum.Enum]) -> Read:
 _Fields = Sequence[tuple[str, Read | None, bool]]
 
 
-def _fields_of(build: Callable[[], _Fields]) -> Callable[[Any], dict[str, Any]]:
-    # Built with the first value, because a class may refer to itself.
-    fields = lru_cache(build)
-
+def _fields_of(fields: _Fields) -> Callable[[Any], dict[str, Any]]:
     def read(value: Any) -> dict[str, Any]:
         if not isinstance(value, dict):
             raise _wanted("an object", value)
         found: dict[str, Any] = {}
-        for name, reader, required in fields():
+        for name, reader, required in fields:
             if name in value:
                 found[name] = _item(name, reader, value[name])
             elif required:
@@ -541,27 +566,26 @@ def _fields_of(build: Callable[[], _Fields]) -> Callable[[Any], dict[str, Any]]:
     return read
 
 
-def _hints(cls: Any) -> dict[str, Any]:
+def _field(cls: type, name: str, hint: Any, known: _Known) -> Read | None:
     try:
-        return typing.get_type_hints(cls, include_extras=True)
-    except Exception as exc:  # annotations are code: any error is possible
-        raise ConfigurationError(f"the annotations of {_name(cls)} cannot be resolved: {exc}") from exc
+        return _reader(hint, known)
+    except ConfigurationError as exc:
+        raise ConfigurationError(f"{_name(cls)}.{name}: {exc}", exc.hint) from exc
 
 
-def _dataclass(cls: type) -> Read:
-    def build() -> _Fields:
-        hints, missing = _hints(cls), dataclasses.MISSING
-        return [
+def _dataclass(cls: type, known: _Known) -> Read:
+    hints, missing = _hints(cls), dataclasses.MISSING
+    fields = _fields_of(
+        [
             (
                 each.name,
-                _reader(hints[each.name]),
+                _field(cls, each.name, hints[each.name], known),
                 each.default is missing and each.default_factory is missing,
             )
             for each in dataclasses.fields(cls)
             if each.init
         ]
-
-    fields = _fields_of(build)
+    )
 
     def read_dataclass(value: Any) -> Any:
         given = fields(value)
@@ -573,21 +597,26 @@ def _dataclass(cls: type) -> Read:
     return read_dataclass
 
 
-def _typed_dict(cls: Any) -> Read:
-    def build() -> _Fields:
-        wrappers, required = (typing.Required, typing.NotRequired), cls.__required_keys__
-        return [
-            (name, _reader(get_args(hint)[0] if get_origin(hint) in wrappers else hint), name in required)
+def _typed_dict(cls: Any, known: _Known) -> Read:
+    return _fields_of(
+        [
+            (name, _field(cls, name, hint, known), name in cls.__required_keys__)
             for name, hint in _hints(cls).items()
         ]
+    )
 
-    return _fields_of(build)
 
-
-def _named_tuple(cls: Any) -> Read:
+def _named_tuple(cls: Any, known: _Known) -> Read:
     hints = _hints(cls)
-    annotations = [hints.get(name, Any) for name in cls._fields]
-    return _tuple_of(annotations, len(annotations) - len(cls._field_defaults), lambda items: cls(*items))
+    reads = [_field(cls, name, hints.get(name, Any), known) for name in cls._fields]
+    return _tuple_of(reads, len(reads) - len(cls._field_defaults), lambda items: cls(*items))
+
+
+def _hints(cls: Any) -> dict[str, Any]:
+    try:
+        return typing.get_type_hints(cls, include_extras=True)
+    except Exception as exc:  # annotations are code: any error is possible
+        raise ConfigurationError(f"the annotations of {_name(cls)} cannot be resolved: {exc}") from exc
 
 
 # --- Libraries that read their own types -------------------------------------------------------------

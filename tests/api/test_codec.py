@@ -40,6 +40,11 @@ class Point(NamedTuple):
     y: float = 0.5
 
 
+class Tree(NamedTuple):
+    name: str
+    branches: "list[Tree]" = []  # noqa: RUF012
+
+
 class Options(TypedDict):
     dpi: int
     gray: NotRequired[bool]
@@ -145,6 +150,7 @@ ROUND_TRIPS: list[tuple[Any, Any, Any]] = [
     ),
     (Strict, Strict(n=2), {"n": 2, "doubled": 4}),
     (Point, Point(1, 2.0), [1, 2.0]),
+    (Tree, Tree("a", [Tree("b")]), ["a", [["b", []]]]),
     (Options, {"dpi": 300}, {"dpi": 300}),
     (Options, {"dpi": 300, "gray": True}, {"dpi": 300, "gray": True}),
     (list[Page], [Page(1), Page(2)], [{"number": 1, "text": None}, {"number": 2, "text": None}]),
@@ -375,12 +381,30 @@ def test_unknown_keys_are_ignored_so_producers_may_be_newer() -> None:
     assert decoder(Page)('{"number": 1, "added later": true}') == Page(1)
 
 
+@dataclasses.dataclass
+class Deep:
+    pages: list[Page]
+    parts: "dict[str, Deep | tuple[Unknown]] | None" = None
+
+
 @pytest.mark.parametrize(
-    "annotation", [Unknown, bytes, dict[int, str], complex, list[Unknown], Path, int | Unknown, deque[int]]
+    "annotation",
+    [Unknown, Deep, bytes, dict[int, str], complex, list[Unknown], Path, int | Unknown, deque[int]],
 )
 def test_an_annotation_that_cannot_be_read_is_refused_at_once(annotation: Any) -> None:
     with pytest.raises(ConfigurationError):
         decoder(annotation)
+
+
+def test_a_field_that_cannot_be_read_is_named() -> None:
+    with pytest.raises(ConfigurationError, match=r"Deep\.parts: .*Unknown cannot be decoded"):
+        decoder(list[Deep])
+
+
+def test_equal_unions_are_read_in_their_own_order() -> None:
+    assert int | float == float | int
+    assert [type(decoder(each)("1")) for each in (int | float, float | int)] == [int, float]
+    assert [type(decoder(list[each])("[1]")[0]) for each in (float | int, int | float)] == [float, int]  # type: ignore[valid-type]
 
 
 def test_subclasses_of_the_json_types_are_written_as_their_base() -> None:
