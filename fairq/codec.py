@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import inspect
 import json
 import math
 import re
@@ -335,7 +336,8 @@ def _reader(annotation: Any, known: _Known) -> Read | None:
     origin, args = get_origin(annotation), get_args(annotation)
     alias = origin or annotation
     if type(alias).__name__ == "TypeAliasType":
-        return _once(annotation, known, lambda: _reader(alias.__value__, known))
+        meant = _with_types(alias.__value__, dict(zip(alias.__type_params__, args, strict=False)))
+        return _once(annotation, known, lambda: _reader(meant, known))
     if origin in _QUALIFIERS:
         return _reader(args[0], known)
     # Constraints in an annotation are checked by the library they come from.
@@ -391,11 +393,11 @@ def _record(annotation: Any, cls: type, known: _Known) -> Read | None:
     if issubclass(cls, enum.Enum):
         return _enum(cls)
     if typing.is_typeddict(cls):
-        return _once(annotation, known, lambda: _typed_dict(cls, known))
+        return _once(annotation, known, lambda: _typed_dict(annotation, cls, known))
     if issubclass(cls, tuple):
-        return _once(annotation, known, lambda: _named_tuple(cls, known))
+        return _once(annotation, known, lambda: _named_tuple(annotation, cls, known))
     if dataclasses.is_dataclass(cls):
-        return _once(annotation, known, lambda: _dataclass(cls, known))
+        return _once(annotation, known, lambda: _dataclass(annotation, cls, known))
     raise ConfigurationError(f"{_name(annotation)} cannot be decoded from JSON", _HINT)
 
 
@@ -573,8 +575,8 @@ def _field(cls: type, name: str, hint: Any, known: _Known) -> Read | None:
         raise ConfigurationError(f"{_name(cls)}.{name}: {exc}", exc.hint) from exc
 
 
-def _dataclass(cls: type, known: _Known) -> Read:
-    hints, missing = _hints(cls), dataclasses.MISSING
+def _dataclass(annotation: Any, cls: type, known: _Known) -> Read:
+    hints, missing = _hints(annotation, cls), dataclasses.MISSING
     fields = _fields_of(
         [
             (
@@ -597,26 +599,54 @@ def _dataclass(cls: type, known: _Known) -> Read:
     return read_dataclass
 
 
-def _typed_dict(cls: Any, known: _Known) -> Read:
+def _typed_dict(annotation: Any, cls: Any, known: _Known) -> Read:
     return _fields_of(
         [
             (name, _field(cls, name, hint, known), name in cls.__required_keys__)
-            for name, hint in _hints(cls).items()
+            for name, hint in _hints(annotation, cls).items()
         ]
     )
 
 
-def _named_tuple(cls: Any, known: _Known) -> Read:
-    hints = _hints(cls)
+def _named_tuple(annotation: Any, cls: Any, known: _Known) -> Read:
+    hints = _hints(annotation, cls)
     reads = [_field(cls, name, hints.get(name, Any), known) for name in cls._fields]
     return _tuple_of(reads, len(reads) - len(cls._field_defaults), lambda items: cls(*items))
 
 
-def _hints(cls: Any) -> dict[str, Any]:
+# The annotations of a class. Those of a generic class name its parameters: `Page[date]` has `items: list[T]`.
+
+
+def _hints(annotation: Any, cls: Any) -> dict[str, Any]:
     try:
-        return typing.get_type_hints(cls, include_extras=True)
+        return _hints_of(annotation, cls)
     except Exception as exc:  # annotations are code: any error is possible
         raise ConfigurationError(f"the annotations of {_name(cls)} cannot be resolved: {exc}") from exc
+
+
+def _hints_of(annotation: Any, cls: Any) -> dict[str, Any]:
+    hints = typing.get_type_hints(cls, include_extras=True)
+    types = dict(zip(getattr(cls, "__parameters__", ()), get_args(annotation), strict=False))
+    found = {name: _with_types(hint, types) for name, hint in hints.items()}
+    for base in vars(cls).get("__orig_bases__", ()):
+        origin = get_origin(base)
+        if isinstance(origin, type) and origin not in (typing.Generic, typing.Protocol):
+            # Its own parameters may have the same names as those of this class.
+            inherited = _hints_of(_with_types(base, types), origin)
+            # A typed dict has the annotations of its bases, too.
+            own = () if hasattr(cls, "__required_keys__") else inspect.get_annotations(cls)
+            found |= {name: hint for name, hint in inherited.items() if name not in own}
+    return found
+
+
+def _with_types(hint: Any, types: Mapping[Any, Any]) -> Any:
+    """The annotation, with these in the place of type parameters; what is not known may be anything."""
+    if isinstance(hint, TypeVar):
+        return types.get(hint, Any)
+    parameters = getattr(hint, "__parameters__", ())
+    if not parameters or isinstance(hint, type):
+        return hint
+    return hint[tuple(types.get(each, Any) for each in parameters)]
 
 
 # --- Libraries that read their own types -------------------------------------------------------------

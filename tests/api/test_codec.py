@@ -8,7 +8,19 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, date, datetime, time, timedelta, timezone
 from decimal import Decimal
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, NewType, NotRequired, Optional, TypedDict, Union
+from typing import (
+    Annotated,
+    Any,
+    Generic,
+    Literal,
+    NamedTuple,
+    NewType,
+    NotRequired,
+    Optional,
+    TypedDict,
+    TypeVar,
+    Union,
+)
 from uuid import UUID
 
 import msgspec
@@ -43,6 +55,34 @@ class Point(NamedTuple):
 class Tree(NamedTuple):
     name: str
     branches: "list[Tree]" = []  # noqa: RUF012
+
+
+T = TypeVar("T")
+
+
+@dataclasses.dataclass
+class Found(Generic[T]):
+    items: list[T]
+    first: T | None = None
+    next: "Found[T] | None" = None
+
+
+@dataclasses.dataclass
+class Days(Found[date], Generic[T]):
+    owner: T | None = None
+
+
+class Pair(NamedTuple, Generic[T]):
+    left: T
+    right: "Pair[T] | None" = None
+
+
+class Named(TypedDict, Generic[T]):
+    value: T
+
+
+class NamedDay(Named[date]):
+    note: str
 
 
 class Options(TypedDict):
@@ -111,6 +151,7 @@ class Compact(msgspec.Struct, array_like=True):
 
 UserId = NewType("UserId", int)
 MOMENT = datetime(2026, 11, 18, 12, 30, 15, 123456, tzinfo=timezone(timedelta(hours=2)))
+DAY = date(2026, 1, 2)
 NAIVE = datetime(2026, 11, 18, 12)
 IDENTIFIER = UUID("12345678-1234-5678-1234-567812345678")
 
@@ -151,6 +192,29 @@ ROUND_TRIPS: list[tuple[Any, Any, Any]] = [
     (Strict, Strict(n=2), {"n": 2, "doubled": 4}),
     (Point, Point(1, 2.0), [1, 2.0]),
     (Tree, Tree("a", [Tree("b")]), ["a", [["b", []]]]),
+    (Found, Found([1]), {"items": [1], "first": None, "next": None}),
+    (
+        Found[date],
+        Found([DAY], DAY, Found([DAY])),
+        {
+            "items": ["2026-01-02"],
+            "first": "2026-01-02",
+            "next": {"items": ["2026-01-02"], "first": None, "next": None},
+        },
+    ),
+    (
+        Days[UUID],
+        Days([DAY], owner=IDENTIFIER),
+        {
+            "items": ["2026-01-02"],
+            "first": None,
+            "next": None,
+            "owner": "12345678-1234-5678-1234-567812345678",
+        },
+    ),
+    (Pair[date], Pair(DAY, Pair(DAY)), ["2026-01-02", ["2026-01-02", None]]),
+    (Named[date], {"value": DAY}, {"value": "2026-01-02"}),
+    (NamedDay, {"value": DAY, "note": "x"}, {"value": "2026-01-02", "note": "x"}),
     (Options, {"dpi": 300}, {"dpi": 300}),
     (Options, {"dpi": 300, "gray": True}, {"dpi": 300, "gray": True}),
     (list[Page], [Page(1), Page(2)], [{"number": 1, "text": None}, {"number": 2, "text": None}]),
