@@ -359,7 +359,8 @@ def _reader(annotation: Any, known: _Known) -> Read | None:
     return _container(annotation, cls, args, known) or _record(annotation, cls, known)
 
 
-_QUALIFIERS = (typing.Required, typing.NotRequired)
+# What an annotation of a field may say besides its type. ReadOnly came with Python 3.13.
+_QUALIFIERS = (typing.Required, typing.NotRequired, typing.Final, getattr(typing, "ReadOnly", typing.Final))
 _HINT = (
     "Annotate with JSON types, dataclasses, typed dicts, pydantic models, msgspec structs, datetime, date, "
     "time, timedelta, UUID, Decimal, Enum, or lists, tuples, sets, dicts and unions of them."
@@ -392,7 +393,8 @@ _LISTS: dict[Any, Callable[[list[Any]], Any] | None] = {
 def _record(annotation: Any, cls: type, known: _Known) -> Read | None:
     if issubclass(cls, enum.Enum):
         return _enum(cls)
-    if typing.is_typeddict(cls):
+    # Also those of typing_extensions, which typing.is_typeddict does not know.
+    if issubclass(cls, dict) and hasattr(cls, "__required_keys__"):
         return _once(annotation, known, lambda: _typed_dict(annotation, cls, known))
     if issubclass(cls, tuple):
         return _once(annotation, known, lambda: _named_tuple(annotation, cls, known))
@@ -602,10 +604,19 @@ def _dataclass(annotation: Any, cls: type, known: _Known) -> Read:
 def _typed_dict(annotation: Any, cls: Any, known: _Known) -> Read:
     return _fields_of(
         [
-            (name, _field(cls, name, hint, known), name in cls.__required_keys__)
+            (name, _field(cls, name, hint, known), _is_required(cls, name, hint))
             for name, hint in _hints(annotation, cls).items()
         ]
     )
+
+
+def _is_required(cls: Any, name: str, hint: Any) -> bool:
+    while (origin := get_origin(hint)) in (*_QUALIFIERS, Annotated):
+        # The class itself does not see these in annotations that are text.
+        if origin in (typing.Required, typing.NotRequired):
+            return origin is typing.Required
+        hint = get_args(hint)[0]
+    return name in cls.__required_keys__
 
 
 def _named_tuple(annotation: Any, cls: Any, known: _Known) -> Read:

@@ -11,12 +11,14 @@ from pathlib import Path
 from typing import (
     Annotated,
     Any,
+    Final,
     Generic,
     Literal,
     NamedTuple,
     NewType,
     NotRequired,
     Optional,
+    Required,
     TypedDict,
     TypeVar,
     Union,
@@ -27,6 +29,7 @@ import msgspec
 import psycopg
 import pydantic
 import pytest
+import typing_extensions
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -83,6 +86,28 @@ class Named(TypedDict, Generic[T]):
 
 class NamedDay(Named[date]):
     note: str
+
+
+# What an annotation that is text says of a key, the class does not know.
+class Asked(TypedDict, total=False):
+    file: "Required[str]"
+    pages: "int"
+
+
+class Told(TypedDict):
+    file: "str"
+    pages: "NotRequired[Annotated[int, 1]]"
+    at: "Annotated[NotRequired[date], 1]"
+
+
+class Borrowed(typing_extensions.TypedDict):
+    at: date
+    pages: NotRequired[int]
+
+
+@dataclasses.dataclass
+class Fixed:
+    at: Final[date]
 
 
 class Options(TypedDict):
@@ -215,6 +240,11 @@ ROUND_TRIPS: list[tuple[Any, Any, Any]] = [
     (Pair[date], Pair(DAY, Pair(DAY)), ["2026-01-02", ["2026-01-02", None]]),
     (Named[date], {"value": DAY}, {"value": "2026-01-02"}),
     (NamedDay, {"value": DAY, "note": "x"}, {"value": "2026-01-02", "note": "x"}),
+    (Asked, {"file": "a"}, {"file": "a"}),
+    (Told, {"file": "a"}, {"file": "a"}),
+    (Told, {"file": "a", "pages": 1, "at": DAY}, {"file": "a", "pages": 1, "at": "2026-01-02"}),
+    (Borrowed, {"at": DAY}, {"at": "2026-01-02"}),
+    (Fixed, Fixed(DAY), {"at": "2026-01-02"}),
     (Options, {"dpi": 300}, {"dpi": 300}),
     (Options, {"dpi": 300, "gray": True}, {"dpi": 300, "gray": True}),
     (list[Page], [Page(1), Page(2)], [{"number": 1, "text": None}, {"number": 2, "text": None}]),
@@ -420,6 +450,7 @@ def test_values_without_a_json_form_are_refused_with_their_path(value: Any, path
         (int | None, '"x"', "payload"),
         (Options, '{"dpi": "x"}', "payload.dpi"),
         (Options, "{}", "payload"),
+        (Asked, '{"pages": 1}', "payload"),
         (Strict, '{"n": -1}', "payload"),
         (Model, '{"file": "", "at": "2026-11-18T12:00:00Z"}', "payload.file"),
         (list[Model], '[{"file": "a"}]', "payload[0].at"),
