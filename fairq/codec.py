@@ -31,6 +31,7 @@ import types
 import typing
 from collections.abc import Callable, Collection, Iterable, Mapping, MutableMapping, MutableSequence, Sequence
 from collections.abc import Set as AbstractSet
+from contextlib import suppress
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from functools import partial
@@ -377,10 +378,21 @@ def _container(annotation: Any, cls: type, args: tuple[Any, ...], known: _Known)
     if cls in _LISTS:
         return _list_of(_reader(args[0], known) if args else None, _LISTS[cls])
     if cls in (dict, Mapping, MutableMapping):
-        if args and args[0] not in (str, Any):
+        key, item = args or (Any, Any)
+        if not _is_text(key):
             raise ConfigurationError(f"{annotation!r} cannot be decoded: JSON has only text keys", _HINT)
-        return _dict_of(_reader(args[1], known) if args else None)
+        return _dict_of(_reader(key, known) if key is not str else None, _reader(item, known))
     return None
+
+
+def _is_text(key: Any) -> bool:
+    """Whether the keys of a dict with this annotation are texts in Python, too."""
+    if isinstance(key, NewType):
+        return _is_text(key.__supertype__)
+    if get_origin(key) is Literal:
+        return all(isinstance(each, str) for each in get_args(key))
+    is_enum = isinstance(key, type) and issubclass(key, enum.Enum) and issubclass(key, str)
+    return key in (str, Any) or isinstance(key, TypeVar) or is_enum
 
 
 _LISTS: dict[Any, Callable[[list[Any]], Any] | None] = {
@@ -488,13 +500,15 @@ def _tuple_of(
     return read_tuple
 
 
-def _dict_of(read: Read | None) -> Read:
+def _dict_of(read_key: Read | None, read: Read | None) -> Read:
     def read_dict(value: Any) -> dict[str, Any]:
         if not isinstance(value, dict):
             raise _wanted("an object", value)
-        if read is None:
-            return value
-        return {key: _item(key, read, item) for key, item in value.items()}
+        if read is not None:
+            value = {key: _item(key, read, item) for key, item in value.items()}
+        if read_key is not None:
+            value = {_item(key, read_key, key): item for key, item in value.items()}
+        return value  # type: ignore[no-any-return]
 
     return read_dict
 
@@ -536,6 +550,7 @@ def _literal(values: tuple[Any, ...]) -> Read:
 
 def _enum(cls: type[enum.Enum]) -> Read:
     by_plain: dict[str, enum.Enum] = {}
+    is_flag = issubclass(cls, enum.Flag)
     for member in cls:
         try:
             by_plain[_write(_simplify(member.value))] = member
@@ -544,6 +559,9 @@ def _enum(cls: type[enum.Enum]) -> Read:
 
     def read_enum(value: Any) -> enum.Enum:
         found = by_plain.get(_write(value))
+        if found is None and is_flag and type(value) is int:
+            with suppress(ValueError):  # several flags, or none
+                return cls(value)
         if found is None:
             raise _wanted(f"one of {', '.join(by_plain)}", value)
         return found

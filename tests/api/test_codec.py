@@ -50,6 +50,11 @@ class Label(enum.StrEnum):
     A = "a"
 
 
+class Rights(enum.Flag):
+    READ = 1
+    WRITE = 2
+
+
 class Point(NamedTuple):
     x: int
     y: float = 0.5
@@ -175,6 +180,7 @@ class Compact(msgspec.Struct, array_like=True):
 
 
 UserId = NewType("UserId", int)
+Name = NewType("Name", str)
 MOMENT = datetime(2026, 11, 18, 12, 30, 15, 123456, tzinfo=timezone(timedelta(hours=2)))
 DAY = date(2026, 1, 2)
 NAIVE = datetime(2026, 11, 18, 12)
@@ -203,6 +209,8 @@ ROUND_TRIPS: list[tuple[Any, Any, Any]] = [
     (Color, Color.DARK, ["dark", 1]),
     (Level, Level.LOW, 1),
     (Label, Label.A, "a"),
+    (Rights, Rights.READ | Rights.WRITE, 3),
+    (Rights, Rights(0), 0),
     (Page, Page(1), {"number": 1, "text": None}),
     (
         Document,
@@ -257,6 +265,9 @@ ROUND_TRIPS: list[tuple[Any, Any, Any]] = [
     (dict[str, date], {"a": date(2026, 1, 2)}, {"a": "2026-01-02"}),
     (Mapping[str, int], {"a": 1}, {"a": 1}),
     (dict, {"a": 1}, {"a": 1}),
+    (dict[Label, date], {Label.A: DAY}, {"a": "2026-01-02"}),
+    (dict[Literal["a", "b"], int], {"a": 1}, {"a": 1}),
+    (dict[Name, int], {Name("a"): 1}, {"a": 1}),
     (Optional[int], None, None),  # noqa: UP045
     (int | None, 1, 1),
     (Union[int, str], "x", "x"),  # noqa: UP007
@@ -439,6 +450,9 @@ def test_values_without_a_json_form_are_refused_with_their_path(value: Any, path
         (UUID, '"x"', "payload"),
         (Color, '"blue"', "payload"),
         (Level, "2", "payload"),
+        (Rights, "4", "payload"),
+        (Rights, "true", "payload"),
+        (dict[Label, int], '{"b": 1}', "payload.b"),
         (Literal["a"], '"b"', "payload"),
         (Literal[1], "true", "payload"),
         (tuple[int, str], "[1]", "payload"),
