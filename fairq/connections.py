@@ -50,7 +50,7 @@ class Psycopg2Connection(Protocol):
     """What we use of a connection of psycopg2."""
 
     def get_dsn_parameters(self) -> Any: ...
-    def cursor(self) -> Any: ...
+    def cursor(self, *, cursor_factory: Any = ...) -> Any: ...
 
 
 class AsyncpgConnection(Protocol):
@@ -244,7 +244,13 @@ def _formatted(call: Call[Any]) -> tuple[str, tuple[Any, ...]]:
 
 
 async def _psycopg2(conn: Any, call: Call[Any], wait: Wait) -> Any:
-    with conn.cursor() as cursor:
+    # The connection's own cursors may return dicts.
+    plain = sys.modules["psycopg2.extensions"].cursor
+    return _on_cursor(conn.cursor(cursor_factory=plain), call)
+
+
+def _on_cursor(cursor: Any, call: Call[Any]) -> Any:
+    with cursor:
         cursor.execute(*_formatted(call))
         return _answer(call, [] if call.statement.command == "exec" else cursor.fetchall())
 
@@ -252,7 +258,7 @@ async def _psycopg2(conn: Any, call: Call[Any], wait: Wait) -> Any:
 async def _django(conn: Any, call: Call[Any], wait: Wait) -> Any:
     if conn.vendor != "postgresql":
         raise UnsupportedConnection(f"Django's connection {conn.alias!r} is not one to PostgreSQL")
-    return await _psycopg2(conn, call, wait)
+    return _on_cursor(conn.cursor(), call)
 
 
 async def _alchemy(conn: Any, call: Call[Any], wait: Wait) -> Any:

@@ -13,6 +13,7 @@ from typing import Any, LiteralString, TypeVar
 import asyncpg
 import psycopg
 import psycopg2
+import psycopg2.extras
 import psycopg_pool
 import sqlalchemy
 from psycopg.conninfo import conninfo_to_dict
@@ -79,10 +80,13 @@ def _psycopg(**options: Any) -> Opener:
     return opened
 
 
-@contextlib.contextmanager
-def _psycopg2(dsn: str) -> Iterator[Opened]:
-    with contextlib.closing(psycopg2.connect(dsn)) as conn:
-        yield Opened(conn, _as_is)
+def _psycopg2(**options: Any) -> Opener:
+    @contextlib.contextmanager
+    def opened(dsn: str) -> Iterator[Opened]:
+        with contextlib.closing(psycopg2.connect(dsn, **options)) as conn:
+            yield Opened(conn, _as_is)
+
+    return opened
 
 
 @contextlib.contextmanager
@@ -289,7 +293,8 @@ KINDS: dict[str, Opener] = {
     "psycopg-async": _async(_psycopg_async),
     "psycopg-async-pool": _async(_psycopg_async_pool),
     "psycopg-async-pipeline": _async(_psycopg_async_pipeline),
-    "psycopg2": _psycopg2,
+    "psycopg2": _psycopg2(),
+    "psycopg2-dict-rows": _psycopg2(cursor_factory=psycopg2.extras.RealDictCursor),
     "sqlalchemy-connection": _alchemy_connection("psycopg", _PSYCOPG),
     "sqlalchemy-connection-psycopg2": _alchemy_connection("psycopg2", _OPTIONS),
     "sqlalchemy-session": _alchemy_session,
