@@ -309,6 +309,7 @@ _HINTS: dict[type[DatabaseError], str] = {
 _HINTS_BY_SQLSTATE: dict[str, str] = {
     "25006": "It is a standby, or the role's transactions are read only: fairq doctor says which.",
     "57014": "Somebody cancelled it, or a statement_timeout is too short: fairq doctor says which.",
+    "22P05": "The database's encoding has no such character. One with the encoding UTF8 has them all.",
     "53300": "Put a pooler in front, or raise max_connections.",
 }
 

@@ -69,6 +69,9 @@ class SchemaForeign(InstallError, exit_code=4): ...  # schema fairq has objects,
 class SchemaBusy(InstallError, exit_code=5): ...  # somebody held a lock for too long
 
 
+class WrongEncoding(InstallError, exit_code=4): ...  # the database does not know what its texts mean
+
+
 class WouldLoseData(InstallError, TasksWouldBeLost, code="would_lose_data", exit_code=6): ...
 
 
@@ -388,6 +391,11 @@ class _Session:
         if not steps or only not in (None, steps[0].direction):
             return None, version
         if version is None:
+            if not self.ask(queries.has_encoding):
+                raise WrongEncoding(
+                    "the encoding of this database is SQL_ASCII, in which JSON can have only English letters",
+                    "Install fairq in one with: create database … encoding 'UTF8' template template0",
+                )
             if found := self.ask(queries.some_relation):
                 raise SchemaForeign(
                     f"schema fairq has a table or view named {found}, but no version",

@@ -52,6 +52,17 @@ def some_relation() -> driver.Params:
 
 @driver.Statement[bool](
     "the",
+    """-- name: HasEncoding :one
+select pg_catalog.getdatabaseencoding() <> 'SQL_ASCII' as yes""",
+    driver.scalar(),
+)
+def has_encoding() -> driver.Params:
+    """Whether the database knows what its texts mean."""
+    return ()
+
+
+@driver.Statement[bool](
+    "the",
     """-- name: HasCitus :one
 select exists (select from pg_catalog.pg_extension e where e.extname = 'citus') as yes""",
     driver.scalar(),

@@ -21,6 +21,11 @@ where c.relnamespace = to_regnamespace('fairq')
 order by c.relname
 limit 1;
 
+-- name: HasEncoding :one
+-- Whether the database knows what its texts mean.
+-- fairq: not null yes
+select pg_catalog.getdatabaseencoding() <> 'SQL_ASCII' as yes;
+
 -- name: HasCitus :one
 -- Whether the database is on Citus.
 select exists (select from pg_catalog.pg_extension e where e.extname = 'citus') as yes;

@@ -92,6 +92,7 @@ def raised(conn: psycopg.Connection[Any], statement: str) -> psycopg.Error:
         ("do $$ begin raise sqlstate '57P01'; end $$", fairq.Unavailable, True),
         ("do $$ begin raise sqlstate '08006'; end $$", fairq.Unavailable, True),
         ("do $$ begin raise sqlstate '57014'; end $$", fairq.DatabaseError, False),
+        ("do $$ begin raise sqlstate '22P05'; end $$", fairq.DatabaseError, False),
         ("select 1 / 0", fairq.DatabaseError, False),
     ],
 )

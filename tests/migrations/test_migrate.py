@@ -9,6 +9,7 @@ from typing import Any
 
 import psycopg
 import pytest
+from psycopg import sql
 from sqlalchemy import create_engine
 from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.pool import NullPool
@@ -19,7 +20,7 @@ from tests.api.addresses import alchemy_url
 from tests.migrations.conftest import TRICKY, History, waiters
 from tests.support.catalog import catalog, differences
 from tests.support.database import Database
-from tests.support.server import private_server
+from tests.support.server import TestServer, private_server, with_database
 from tests.support.sessions import call_in_background, result, wait_until
 
 HOLDER = "holder"
@@ -340,6 +341,24 @@ def test_a_schema_of_somebody_else_is_left_alone(empty_database: Database) -> No
     with pytest.raises(install.SchemaForeign, match="orders"):
         install.migrate(empty_database.dsn)
     assert conn.execute("select to_regclass('fairq.schema_version')").fetchone() == (None,)
+
+
+def test_a_database_without_an_encoding_is_refused(server: TestServer, empty_database: Database) -> None:
+    """It could not store the JSON of an `ä`."""
+    name = f"{empty_database.name}_ascii"
+    with psycopg.connect(server.admin_dsn, autocommit=True) as admin:
+        made = sql.SQL("create database {} encoding 'SQL_ASCII' template template0 locale 'C'")
+        admin.execute(made.format(sql.Identifier(name)))
+        try:
+            with pytest.raises(install.WrongEncoding, match="SQL_ASCII"):
+                install.migrate(with_database(server.admin_dsn, name))
+            with (
+                psycopg.connect(with_database(server.admin_dsn, name)) as conn,
+                pytest.raises(install.WrongEncoding),
+            ):
+                install.upgrade(conn)
+        finally:
+            admin.execute(sql.SQL("drop database {}").format(sql.Identifier(name)))
 
 
 PREPARED = [
