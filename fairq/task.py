@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import re
 import types
 import typing
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
@@ -401,5 +402,14 @@ def is_async(function: object) -> bool:
 
 def _is_context(annotation: Any) -> bool:
     if isinstance(annotation, str):
-        return annotation.split(".")[-1] in ("Context", "Batch")
+        return _CONTEXT_IN_TEXT.fullmatch(annotation.strip("'\"")) is not None
+    if typing.get_origin(annotation) in (typing.Annotated, typing.Union, types.UnionType):
+        members = [each for each in typing.get_args(annotation) if each is not type(None)]
+        return _is_context(members[0])
     return annotation in (Context, Batch)
+
+
+# As before, but of an annotation that nobody has evaluated: "fairq.Context | None".
+_CONTEXT_IN_TEXT = re.compile(
+    r"(?:(?:\w+\.)*(?:Optional|Annotated)\[\s*)?(?:\w+\.)*(?:Context|Batch)(?:\s*\|\s*None|,.*)?\s*\]?"
+)

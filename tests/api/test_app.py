@@ -10,7 +10,7 @@ import pickle
 import threading
 from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
-from typing import Any
+from typing import Annotated, Any
 
 import pytest
 from hypothesis import given
@@ -205,12 +205,39 @@ def with_default(payload: int, scale: float = 1.0, ctx: fairq.Context | None = N
     return ctx.id
 
 
+def by_optional(payload: int, about: fairq.Context | None = None) -> int:
+    assert about is not None
+    return about.id
+
+
+def by_annotated(payload: int, about: Annotated[fairq.Context, "a remark"]) -> int:
+    return about.id
+
+
+def in_text(payload: int, about: "fairq.Context | None" = None) -> int:  # noqa: UP037
+    assert about is not None
+    return about.id
+
+
+def evaluated(payload: int, about: Any = None) -> int:
+    return int(about.id)
+
+
+evaluated.__annotations__["about"] = fairq.Context | None
+
+
 class Callable_:
     def __call__(self, payload: int, ctx: fairq.Context) -> int:
         return ctx.id
 
 
-@pytest.mark.parametrize("handler", [by_keyword, by_name, by_annotation, with_default, Callable_()])
+@pytest.mark.parametrize(
+    "handler",
+    [
+        *(by_keyword, by_name, by_annotation, with_default, by_optional, by_annotated, in_text, evaluated),
+        Callable_(),
+    ],
+)
 def test_the_context_is_handed_over_as_the_signature_asks(handler: Any) -> None:
     task: fairq.Task[Any, ..., Any] = fairq.App().task(kind="k")(handler)
     assert task.invoke(1, testing.context(id=42)) == 42
