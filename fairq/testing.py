@@ -45,7 +45,7 @@ from fairq.outcome import Outcome, outcome_of
 from fairq.queries import client as queries
 from fairq.queries import workers
 from fairq.results import Progress
-from fairq.task import Task
+from fairq.task import Task, checked
 
 __all__ = ["Enqueued", "Ran", "call", "call_async", "context", "drain", "enqueued", "freeze"]
 
@@ -87,6 +87,7 @@ def _invoked(task: Task[T, ..., Any], payload: T, ctx: Context | None) -> tuple[
 
 
 def _checked_result(task: Task[Any, ..., Any], answer: Any, ctx: Any) -> Any:
+    checked(answer)
     if isinstance(ctx, Batch):
         ((_, exception, answer),) = ctx.ends(answer)
         if exception is not None:
@@ -244,8 +245,9 @@ def _invoke(task: Task[Any, ..., Any], run: Runner, payload: Any, ctx: Any) -> S
         ctx.session = conn if task.session is not None else None
         answer = run(payload, ctx)
         if not task.is_async:
-            return answer
-        return await _in_time(answer, task) if wait is awaited else _run_coroutine(_in_time(answer, task))
+            return checked(answer)
+        coroutine = _in_time(answer, task)
+        return checked(await coroutine if wait is awaited else _run_coroutine(coroutine))
 
     return step
 

@@ -278,6 +278,16 @@ def test_a_handler_alone_must_return_what_can_be_stored() -> None:
         testing.call(task, None)
 
 
+def test_a_handler_that_returns_what_nobody_runs_fails_as_in_a_worker(db: psycopg.Connection[Any]) -> None:
+    own = fairq.App()
+    task = own.task(kind="k", max_attempts=1)(lambda payload: (each for each in [payload]))
+    with pytest.raises(TypeError, match="returned a generator"):
+        testing.call(task, 1)
+    task.enqueue(db, "bob", 1)
+    (ran,) = testing.drain(db, own, raise_errors=False)
+    assert (ran.outcome, type(ran.exception)) == ("failed", TypeError)
+
+
 def test_an_async_handler_runs_in_a_loop_that_runs_already() -> None:
     async def work() -> None:
         await testing.call_async(asynchronous, 1)
