@@ -45,7 +45,8 @@ class Backoff:
                 isinstance(each, type) and issubclass(each, BaseException) for each in classes
             ):
                 raise ConfigurationError(
-                    f"Backoff({name}=…) is not a tuple of exception types: {classes!r:.80}"
+                    f"Backoff({name}=…) is not a tuple of exception types: {classes!r:.80}",
+                    f"Pass a tuple, also of one: Backoff({name}=(ConnectionError,))",
                 )
 
     def retries(self, exception: BaseException) -> bool:

@@ -81,6 +81,11 @@ class Task(Generic[T, P, R_co]):
         retry = declared.pop("retry", None)
         self.store_result = bool(declared.pop("store_result", False))
         self.session = declared.pop("session", None)
+        if self.session is not None and not callable(getattr(self.session, "begin", self.session)):
+            raise ConfigurationError(
+                f"task {kind!r} has session={self.session!r:.60}",
+                "Pass a function that opens a transaction, or an engine or sessionmaker of SQLAlchemy.",
+            )
         refuse_unknown("task", declared, Declared)
         self.options: dict[str, Any] = {**DEFAULTS, "kind": kind}
         self.options = self._with(declared)

@@ -462,8 +462,14 @@ def test_pauses_double_up_to_the_cap() -> None:
     ],
 )
 def test_a_policy_out_of_range_is_refused(options: dict[str, Any]) -> None:
-    with pytest.raises(fairq.ConfigurationError):
+    with pytest.raises(fairq.ConfigurationError) as caught:
         fairq.Backoff(**options)
+    assert caught.value.hint
+
+
+def test_a_session_that_nobody_can_open_is_refused() -> None:
+    with pytest.raises(fairq.ConfigurationError, match="session='postgresql:"):
+        fairq.App(session="postgresql:///shop").task(kind="k")(lambda payload: None)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("delay", [-1, float("nan"), float("inf"), timedelta(days=-1), 1e12, "5"])
