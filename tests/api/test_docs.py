@@ -6,6 +6,7 @@ import re
 import shlex
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -107,6 +108,25 @@ def test_every_public_name_has_its_place_in_the_reference() -> None:
     for name in testing_names:
         assert re.search(rf"`(testing\.)?{name}\b", page), name
     assert testing.__doc__
+
+
+def test_every_name_of_the_reference_is_there() -> None:
+    page = (DOCS / "reference" / "python.md").read_text("utf-8")
+    app = fairq.App()
+    things = {
+        "app": app,
+        "task": app.task(kind="k")(lambda payload: None),
+        "testing": testing,
+        "fairq": fairq,
+        "ctx": testing.context(),
+    }
+    named = set(re.findall(rf"`({'|'.join(things)})\.(\w+)", page))
+    assert len(named) > 60
+    for thing, name in sorted(named):
+        assert hasattr(things[thing], name) or (thing == "fairq" and find_spec(f"fairq.{name}")), (
+            thing,
+            name,
+        )
 
 
 def test_every_option_of_the_public_functions_has_its_place_in_the_reference() -> None:
