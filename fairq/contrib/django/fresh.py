@@ -1,14 +1,15 @@
 """Checks Django's connections around each task, so that none meets a lost one.
 
 Django does so around each request, but a worker has no requests. `middleware` does the same around the
-handlers of an app, and also checks whether a kept connection (CONN_MAX_AGE) still works: a user repeats a
-failed request, but a task would lose an attempt.
+handlers of an app, and also checks whether a kept connection (CONN_MAX_AGE), or one of a pool, still works: a
+user repeats a failed request, but a task would lose an attempt.
 
 The functions work on the connections of the calling thread, except those in `atomic()`, which are a test's.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -17,10 +18,11 @@ from django.db import connections, reset_queries
 
 from fairq.context import Context
 
-__all__ = ["close_obsolete", "close_stale", "middleware"]
+__all__ = ["close_obsolete", "close_stale", "let_pools_check", "middleware"]
 
 
 def _around(ctx: Context, call_next: Callable[[], Any]) -> Any:
+    let_pools_check()
     close_stale()
     try:
         return call_next()
@@ -32,6 +34,7 @@ async def _around_async(ctx: Context, call_next: Callable[[], Any]) -> Any:
     """A coroutine's ORM works in a thread. As a request in ASGI, each attempt has its own, so coroutines do
     not wait for each other's queries.
     """
+    let_pools_check()
     async with ThreadSensitiveContext():
         try:
             return await call_next()
@@ -40,6 +43,17 @@ async def _around_async(ctx: Context, call_next: Callable[[], Any]) -> Any:
 
 
 middleware = (_around, _around_async)
+
+
+@functools.cache
+def let_pools_check() -> None:
+    """Let the pools of this process check each connection before they hand it out: the same query that
+    `close_stale` sends where there is no pool.
+    """
+    for alias in connections:
+        settings = connections.settings[alias]
+        if settings["OPTIONS"].get("pool"):
+            settings["CONN_HEALTH_CHECKS"] = True
 
 
 def close_stale() -> None:

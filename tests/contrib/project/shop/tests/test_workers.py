@@ -7,8 +7,10 @@ import signal
 import subprocess
 import sys
 import time
+import unittest
 from collections.abc import Callable, Iterator
 from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 
 from django.conf import settings
@@ -20,6 +22,10 @@ from shop import tasks
 
 Status: Any = import_module(settings.SPACE).TaskResultStatus
 PATIENCE = 60.0
+TERMINATE_THE_OTHERS = (
+    "select count(pg_terminate_backend(a.pid)) from pg_stat_activity a where"
+    " a.datname = current_database() and a.pid <> pg_backend_pid() and a.backend_type = 'client backend'"
+)
 
 
 @contextlib.contextmanager
@@ -69,11 +75,7 @@ class Workers(testing.TransactionTestCase):
                     until(lambda result=result: is_(result, Status.SUCCESSFUL, Status.FAILED))
                     self.assertEqual((result.errors, result.attempts), ([], 1))
                 with connection.cursor() as cursor:
-                    cursor.execute(
-                        "select count(pg_terminate_backend(a.pid)) from pg_stat_activity a where"
-                        " a.datname = current_database() and a.pid <> pg_backend_pid()"
-                        " and a.backend_type = 'client backend'"
-                    )
+                    cursor.execute(TERMINATE_THE_OTHERS)
                     self.assertGreaterEqual(cursor.fetchone()[0], 2)
             for odd, why in ((tasks.exits, SystemExit), (tasks.interrupts, KeyboardInterrupt)):
                 result = odd.enqueue()
@@ -85,6 +87,19 @@ class Workers(testing.TransactionTestCase):
             running.send_signal(signal.SIGINT)
             self.assertEqual(running.wait(PATIENCE), 0)
         self.assertTrue(is_(last, Status.SUCCESSFUL))
+
+    @unittest.skipUnless(find_spec("psycopg_pool"), "psycopg_pool is not installed")
+    def test_lost_connections_of_a_pool(self) -> None:
+        """The pool has several, and hands them out as they are."""
+        with worker("-c", "2", OPTIONS={"pool": {"min_size": 4}}):
+            for _ in range(2):
+                results = [tasks.backend_pid.enqueue() for _ in range(6)] + [tasks.order_later.enqueue("x")]
+                for result in results:
+                    until(lambda result=result: is_(result, Status.SUCCESSFUL, Status.FAILED))
+                    self.assertEqual((result.errors, result.attempts), ([], 1))
+                with connection.cursor() as cursor:
+                    cursor.execute(TERMINATE_THE_OTHERS)
+                    self.assertGreaterEqual(cursor.fetchone()[0], 4)
 
     def test_a_second_interrupt_does_not_wait(self) -> None:
         result = tasks.lazily.enqueue(PATIENCE)
