@@ -27,11 +27,12 @@ from django.utils import timezone
 from django.utils.module_loading import import_string
 
 from fairq.client import enqueue
+from fairq.codec import simplify
 from fairq.connections import run
 from fairq.context import Context
 from fairq.contrib.django import database
 from fairq.contrib.django.exceptions import class_path
-from fairq.errors import ConfigurationError, FairqError
+from fairq.errors import ConfigurationError, FairqError, NotEncodable
 from fairq.options import TaskOptions, options_of, sent
 from fairq.policies import configure_queue
 from fairq.queries import client as queries
@@ -136,9 +137,14 @@ class Backend:
         self.space.signals.task_enqueued.send(type(self), task_result=result)
         return result
 
-    def _round_trip(self, value: Any) -> Any:
-        """The value as JSON returns it: tuples become lists, keys become texts."""
-        return json.loads(json.dumps(self.space.normalize(value)))
+    def _round_trip(self, value: Any, root: str = "payload") -> Any:
+        """The value as JSON returns it: tuples become lists, keys become texts. Raises TypeError if JSON, or
+        PostgreSQL, has no such value.
+        """
+        try:
+            return simplify(json.loads(json.dumps(self.space.normalize(value))), root)
+        except NotEncodable as exc:  # NaN, or the character U+0000
+            raise TypeError(str(exc)) from exc
 
     def _options(self, task: Any, args: list[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
         """The task's own options, else those of OPTIONS."""
@@ -271,8 +277,8 @@ class Backend:
         return [self.space.base.TaskContext(task_result=result), *result.args]
 
     def succeeded(self, result: Any, value: Any) -> Any:
-        """The result to store. Raises TypeError if JSON has no such value."""
-        value = self._round_trip(value)
+        """The result to store. Raises TypeError if it cannot be stored."""
+        value = self._round_trip(value, "result")
         self._finish(result, self.space.base.TaskResultStatus.SUCCESSFUL, _return_value=value)
         return value
 

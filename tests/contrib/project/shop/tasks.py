@@ -1,3 +1,4 @@
+import math
 import signal
 import time
 from importlib import import_module
@@ -105,6 +106,11 @@ def interrupts() -> None:
 @task
 def returns_itself() -> Any:
     return returns_itself
+
+
+@task
+def unlimited() -> float:
+    return math.inf
 
 
 @task(takes_context=True)

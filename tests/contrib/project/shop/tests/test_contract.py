@@ -6,6 +6,7 @@ import asyncio
 import datetime as dt
 import json
 import logging
+import math
 import os
 import pickle
 from importlib import import_module
@@ -169,6 +170,10 @@ class Enqueueing(TestCase):
             tasks.add.enqueue(timezone.now())
         with self.assertRaises(TypeError):
             tasks.add.enqueue(1, tenant=Order(name="x"))
+        with self.assertRaisesMessage(TypeError, "payload.args[0] is nan"):
+            tasks.add.enqueue(math.nan)
+        with self.assertRaisesMessage(TypeError, "payload.kwargs.tenant contains the character U+0000"):
+            tasks.add.enqueue(1, tenant="\0")
 
     def test_arguments_make_a_round_trip(self) -> None:
         result = run(tasks.twice.enqueue((1, 2, 3)))
@@ -430,6 +435,11 @@ class Signals(TestCase):
         run(tasks.fail.enqueue())
         self.assertEqual([(name, status) for name, _, status in self.heard][-1], ("task_finished", "FAILED"))
         self.assertEqual(self.last.errors[0].exception_class, ValueError)
+
+    def test_a_result_that_cannot_be_stored_is_a_failure(self) -> None:
+        result = run(tasks.unlimited.enqueue())
+        self.assertEqual((result.status, result.errors[0].exception_class), (Status.FAILED, TypeError))
+        self.assertEqual(self.heard[-1][::2], ("task_finished", "FAILED"))
 
     def test_only_the_last_attempt_finishes(self) -> None:
         tasks.third_time_lucky.enqueue()
