@@ -107,6 +107,10 @@ class Reader:
             return TypeName(element.schema, element.name), max(dims, 1)
         return TypeName(found.schema, found.name), 0
 
+    def dims(self, relation: int, attribute: int) -> int:
+        """The declared array dimensions of a column, which its type does not tell; 0: it is no column."""
+        return self.relation(relation).dims.get(attribute, 0) if relation else 0
+
     def _relation(self, oid: int) -> nulls.RelationFacts:
         relation = queries.relation(self.conn, oid=oid)
         columns = queries.relation_columns(self.conn, oid=oid)
@@ -114,6 +118,7 @@ class Reader:
             Name(relation.schema, relation.name),
             frozenset(each.number for each in columns if each.not_null),
             {each.number: each.name for each in columns},
+            {each.number: each.dims for each in columns},
             nulls.read_tree(relation.view)[0] if relation.view else None,
         )
 
@@ -282,7 +287,7 @@ def _parameter(reader: Reader, placeholder: Placeholder, type_oid: int, uses: li
     not_null = not placeholder.nullable and (not stored or any(stored))
     # The column it is stored in names it best, then the one it is compared with.
     best = min(uses, key=lambda use: (not use.stored, not use.relation, not use.name), default=None)
-    type_, dims = reader.type_name(type_oid)
+    type_, dims = reader.type_name(type_oid, reader.dims(best.relation, best.attribute) if best else 0)
     return Column(
         name=placeholder.name or (best.name if best else ""),
         type=type_,
@@ -345,7 +350,7 @@ def _result_column(
             type_oid = declared
         if not relation and expression.tag == "VAR" and tree is not None:
             relation, attribute = _function_source(reader, expression, tree)
-    type_, dims = reader.type_name(type_oid)
+    type_, dims = reader.type_name(type_oid, reader.dims(relation, attribute))
     original = reader.relation(relation).names.get(attribute, "") if relation and attribute > 0 else ""
     return Column(
         name="" if described.name == "?column?" else described.name,

@@ -142,6 +142,7 @@ class RelationFacts:
     name: Name
     not_null: frozenset[int]  # attribute numbers with a valid NOT NULL constraint
     names: Mapping[int, str]
+    dims: Mapping[int, int]  # of arrays, as declared
     view: Node | None = None  # the query of a view
 
 

@@ -151,6 +151,7 @@ def relation(
 class RelationColumnsRow:
     number: int
     name: str
+    dims: int
     not_null: bool
 
 
@@ -162,7 +163,7 @@ with recursive family as (
   union
   select i.inhrelid from pg_catalog.pg_inherits i join family f on f.oid = i.inhparent
 )
-select a.attnum::integer as number, a.attname as name,
+select a.attnum::integer as number, a.attname as name, a.attndims::integer as dims,
   not a.attisdropped and c.relkind in ('r', 'p')
   and (
     t.typnotnull

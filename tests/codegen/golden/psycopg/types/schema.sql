@@ -8,3 +8,4 @@ create domain feeling as mood;
 create type floatrange as range (subtype = float8);
 create type point3 as (x double precision, label text, at timestamptz, mood mood, tags text[], n positive);
 create type box3 as (low point3, high point3, ranges floatrange[], document jsonb);
+create table sheets (id int primary key, grid int[][] not null, cubes mood[][][]);

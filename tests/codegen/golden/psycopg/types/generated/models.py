@@ -40,6 +40,13 @@ class Box3:
     document: driver.JsonValue | None
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Sheet:
+    id: int
+    grid: list[list[int]]
+    cubes: list[list[list[Mood]]] | None
+
+
 MOOD_TYPE = driver.enum_type(Mood)
 APP_MOOD_TYPE = driver.enum_type(AppMood)
 FLOATRANGE_TYPE = driver.range_type(
