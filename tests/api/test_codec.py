@@ -30,10 +30,10 @@ import psycopg
 import pydantic
 import pytest
 import typing_extensions
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fairq.codec import decoder, encode
+from fairq.codec import decoder, encode, encode_for
 from fairq.errors import ConfigurationError, InvalidPayload, NotDecodable, NotEncodable
 
 
@@ -374,6 +374,82 @@ def test_times_and_decimals_keep_every_digit(moment: datetime, length: timedelta
     else:
         assert abs(back - length) < timedelta(milliseconds=10)
     assert decoder(Decimal)(encode(amount)) == amount
+
+
+# Annotations with values of theirs; each may be inside the others.
+Shape = tuple[Any, st.SearchStrategy[Any]]
+TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"))
+KEYS: list[Shape] = [
+    (str, TEXT),
+    (int, st.integers(-(10**40), 10**40)),
+    (bool, st.booleans()),
+    (float, st.floats(allow_nan=False, allow_infinity=False)),
+    (date, st.dates()),
+    (time, st.times()),
+    (datetime, st.datetimes()),
+    (timedelta, st.timedeltas(timedelta(days=-90_000), timedelta(days=90_000))),
+    (UUID, st.uuids()),
+    (Decimal, st.decimals(allow_nan=False, allow_infinity=False)),
+    (Color, st.sampled_from(Color)),
+    (Rights, st.sampled_from([Rights(0), *Rights, Rights.READ | Rights.WRITE])),
+    (Literal["a", 1, None], st.sampled_from(["a", 1, None])),
+]
+
+
+def _record(fields: list[Shape], kind: str) -> Shape:
+    named = {f"field_{n}": shape for n, shape in enumerate(fields)}
+    hints = {name: annotation for name, (annotation, _) in named.items()}
+    values = st.fixed_dictionaries({name: strategy for name, (_, strategy) in named.items()})
+    if kind == "typed dict":
+        return TypedDict("Made", hints), values  # type: ignore[operator]
+    made: Any = (
+        dataclasses.make_dataclass("Made", hints.items(), frozen=True)
+        if kind == "dataclass"
+        else NamedTuple("Made", hints.items())
+    )
+    return made, values.map(lambda given: made(**given))
+
+
+def _of(generic: Any, *arguments: Any) -> Any:
+    return generic[arguments if len(arguments) != 1 else arguments[0]]
+
+
+def _shapes(inner: st.SearchStrategy[Shape]) -> st.SearchStrategy[Shape]:
+    def around(make: Any, values: Any) -> st.SearchStrategy[Shape]:
+        return inner.map(lambda each: (make(each[0]), values(each[1])))
+
+    return st.one_of(
+        around(lambda one: _of(list, one), lambda some: st.lists(some, max_size=3)),
+        around(lambda one: _of(tuple, one, ...), lambda some: st.lists(some, max_size=3).map(tuple)),
+        around(lambda one: _of(dict, str, one), lambda some: st.dictionaries(TEXT, some, max_size=3)),
+        around(lambda one: _of(Optional, one), lambda some: st.none() | some),
+        around(lambda one: _of(Annotated, one, "a remark"), lambda some: some),
+        around(
+            lambda one: _of(Found, one),
+            lambda some: st.tuples(st.lists(some, max_size=2), some).map(lambda two: Found(*two)),
+        ),
+        st.lists(inner, max_size=3).map(
+            lambda several: (
+                _of(tuple, *(annotation for annotation, _ in several)),
+                st.tuples(*(values for _, values in several)),
+            )
+        ),
+        st.sampled_from(KEYS).map(lambda each: (_of(frozenset, each[0]), st.frozensets(each[1], max_size=3))),
+        st.builds(
+            _record,
+            st.lists(inner, max_size=3),
+            st.sampled_from(["dataclass", "named tuple", "typed dict"]),
+        ),
+    )
+
+
+@settings(max_examples=40)  # to make a strategy for each takes longer than to try it
+@given(st.data())
+def test_values_of_any_annotation_survive(data: st.DataObject) -> None:
+    annotation, values = data.draw(st.recursive(st.sampled_from(KEYS), _shapes, max_leaves=6))
+    value = data.draw(values)
+    assert decoder(annotation)(encode(value)) == value
+    assert decoder(annotation)(encode_for(decoder(annotation), value)) == value
 
 
 class Unknown:
