@@ -142,6 +142,19 @@ def _delay(
 _timeout = partial(_delay, least=1e-6, hint="Seconds or a timedelta, more than 0; None: no limit.")
 
 
+def _unique(what: str, value: Any) -> str:
+    if isinstance(value, str) and value == "waiting":
+        return value
+    raise InvalidName(f"the {what} is {value!r:.60}", _UNIQUE_HINT)
+
+
+# As the engine says it.
+_UNIQUE_HINT = (
+    '"waiting" is the only way, and goes with an idempotency key: while a task with that key waits, a new one'
+    " takes its place."
+)
+
+
 def _run_at(what: str, value: Any) -> str | None:
     return _delay(what, value) if isinstance(value, timedelta) else moment(what, value)
 
@@ -184,7 +197,7 @@ class TaskOptions(BatchOptions, total=False):
         str | None, "A second call of the group with this key returns the first task.", _key
     ]
     unique: Annotated[
-        Literal["waiting"] | None, "waiting: replace a waiting task with the same idempotency key.", _name
+        Literal["waiting"] | None, "waiting: replace a waiting task with the same idempotency key.", _unique
     ]
     concurrency_key: Annotated[str | None, "Tasks with the same key do not run at the same time.", _key]
 
@@ -276,6 +289,8 @@ def sent(given: Mapping[str, Any]) -> dict[str, Any]:
                 raise
     if "delay" in found and "run_at" in found:
         raise InvalidTime("the task has both a delay and a run_at", "Pass only one of them.")
+    if "unique" in found and "idempotency_key" not in found:
+        raise InvalidName('the task is to be unique: "waiting", without an idempotency key', _UNIQUE_HINT)
     if isinstance(given.get("run_at"), timedelta):
         found["delay"] = found.pop("run_at")
     return found

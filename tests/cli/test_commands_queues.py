@@ -408,7 +408,7 @@ def test_a_group_that_nobody_has_heard_of_is_said_to_be_none(database: Database)
         ("schedules pause nope", 'there is no schedule "nope"', "fairq schedules lists them"),
         (
             "enqueue bob --unique waiting",
-            'a task of group "bob" is to be unique: "waiting", without an idempotency key',
+            'the task is to be unique: "waiting", without an idempotency key',
             '"waiting" is the only way, and goes with an idempotency key',
         ),
         ("enqueue bob --max-attempts 0", "--max-attempts is 0", "1 to 1000000."),
