@@ -368,6 +368,8 @@ def translate(exc: BaseException) -> FairqError:
     sqlstate, root = sqlstate_of(exc), [exc, *_chain(exc)][-1]
     message = _message(root)
     if sqlstate is None:
+        if "another operation is in progress" in message:  # an InterfaceError, as of a closed connection
+            return DatabaseError(message, "Await one call after the other, or give each its own connection.")
         names = (each.__name__ for each in type(exc).__mro__)
         otherwise = Unavailable if isinstance(exc, OSError) else DatabaseError
         found = next((_BY_NAME[name] for name in names if name in _BY_NAME), otherwise)

@@ -6,9 +6,11 @@ import re
 from pathlib import Path
 from typing import Any
 
+import asyncpg
 import psycopg
 import pytest
 import sqlalchemy
+from psycopg.conninfo import conninfo_to_dict
 
 import fairq
 from fairq import errors
@@ -147,6 +149,20 @@ def test_a_lost_connection_is_unavailable_on_asyncpg(database: Database) -> None
                 await fairq.enqueue(conn, "bob")
             await conn.invalidate()
         await engine.dispose()
+
+    asyncio.run(work())
+
+
+def test_two_calls_at_once_on_a_connection_of_asyncpg_are_no_reason_to_retry(database: Database) -> None:
+    async def work() -> None:
+        parts = conninfo_to_dict(database.dsn)
+        given: Any = {{"dbname": "database"}.get(name, name): value for name, value in parts.items()}
+        conn = await asyncpg.connect(**given)
+        both = (fairq.enqueue(conn, "bob"), fairq.enqueue(conn, "bob"))
+        found: Any = (await asyncio.gather(*both, return_exceptions=True))[1]
+        await conn.close()
+        assert isinstance(found, fairq.DatabaseError)
+        assert (is_retryable(found), "its own connection" in str(found.hint)) == (False, True)
 
     asyncio.run(work())
 
