@@ -13,7 +13,7 @@
 | UUID, Decimal                             | text                                         |
 | Enum                                      | its value                                    |
 | dataclass, typed dict                     | object                                       |
-| pydantic model, msgspec struct            | what that library writes                     |
+| pydantic model, msgspec struct            | what that library writes, and reads          |
 
 Everything else is refused, with the path to it. Decoding ignores unknown keys of an object, so a producer may
 be newer than a worker. pydantic and msgspec are imported only for their own types.
@@ -29,12 +29,21 @@ import math
 import re
 import types
 import typing
-from collections.abc import Callable, Collection, Iterable, Mapping, MutableMapping, MutableSequence, Sequence
+from collections.abc import (
+    Callable,
+    Collection,
+    Iterable,
+    Iterator,
+    Mapping,
+    MutableMapping,
+    MutableSequence,
+    Sequence,
+)
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
-from functools import partial
+from functools import cached_property, partial
 from importlib import import_module
 from typing import Annotated, Any, Literal, NewType, TypeVar, Union, get_args, get_origin
 from uuid import UUID
@@ -68,6 +77,8 @@ def encode(value: Any, root: str = "payload") -> str:
 def encode_for(reader: Decoder, value: Any) -> str:
     """The same, but also refuses what that decoder cannot read."""
     plain = simplify(value)
+    if reader.lost is not None and plain != value:
+        raise NotEncodable("payload", reader.lost, "Give the field one `alias` for both ways.")
     try:
         reader.plain(plain)
     except NotDecodable as exc:
@@ -185,7 +196,8 @@ def _simplify_other(value: Any) -> Any:
             raise _Refusal(f"is {value}; only finite numbers can be stored")
         return str(value)
     if hasattr(cls, "__pydantic_serializer__"):
-        write = partial(cls.__pydantic_serializer__.to_python, mode="json", by_alias=True)
+        # round_trip: computed fields, for example, are left out, for nothing reads them.
+        write = partial(cls.__pydantic_serializer__.to_python, mode="json", by_alias=True, round_trip=True)
         return _simplify(_by("pydantic", write, value))
     if _is_struct(cls):
         return _simplify(_by("msgspec", import_module("msgspec").to_builtins, value))
@@ -278,6 +290,11 @@ class Decoder:
             raise NotDecodable(_path(root, refusal.steps), refusal.reason) from refusal.__cause__
         except RecursionError:
             raise NotDecodable(root, "is nested too deeply") from None
+
+    @cached_property
+    def lost(self) -> str | None:
+        """What would be written, but not read; None: nothing, as far as we know."""
+        return next(_lost(self.annotation, set()), None)
 
 
 def decoder(annotation: Any) -> Decoder:
@@ -701,6 +718,35 @@ def _pydantic_reader(annotation: Any) -> Read:
             raise refusal from exc
 
     return read
+
+
+def _lost(annotation: Any, seen: set[Any]) -> Iterator[str]:
+    """Fields of pydantic models that are written under a name under which they are not read. With a default
+    they would silently have that. A model that somebody else writes may be like that.
+    """
+    for each in get_args(annotation):
+        yield from _lost(each, seen)
+    if not isinstance(annotation, type) or annotation in seen:
+        return
+    seen.add(annotation)
+    said: Any = annotation
+    has_own_way = getattr(getattr(said, "__pydantic_decorators__", None), "model_serializers", None)
+    for name, field in ({} if has_own_way else getattr(said, "__pydantic_fields__", {})).items():
+        yield from _lost(field.annotation, seen)
+        written, read = field.serialization_alias or name, _names_read(said, name, field.validation_alias)
+        if not field.exclude and read and written not in read:
+            yield f'cannot be read back: {_name(said)}.{name} is written as "{written}", read as "{read[0]}"'
+
+
+def _names_read(model: Any, name: str, alias: Any) -> list[str]:
+    """The names under which a field is read; none: it is told otherwise."""
+    config = getattr(model, "model_config", None) or getattr(model, "__pydantic_config__", None) or {}
+    before = [each.info.mode for each in model.__pydantic_decorators__.model_validators.values()]
+    if {*before} & {"before", "wrap"}:
+        return []
+    choices = getattr(alias, "choices", [name if alias is None else alias])
+    found = [each for each in choices if isinstance(each, str)]
+    return [*found, name] if config.get("populate_by_name") or config.get("validate_by_name") else found
 
 
 def _msgspec_reader(annotation: Any) -> Read:

@@ -250,7 +250,7 @@ class Task(Generic[T, P, R_co]):
 
     def encode_payload(self, payload: T) -> str:
         """The JSON text of a payload. Refuses what the handler could not decode."""
-        if self._is_surely_decodable(payload):
+        if self._annotation is Any:
             return encode(payload)
         try:
             return encode_for(self._decoder, payload)
@@ -278,13 +278,6 @@ class Task(Generic[T, P, R_co]):
     def _with(self, options: Mapping[str, Any]) -> dict[str, Any]:
         """The declared options, overridden by these."""
         return self.options | {name: value for name, value in options.items() if value is not None}
-
-    def _is_surely_decodable(self, payload: Any) -> bool:
-        # pydantic validates its models when they are made; dataclasses and structs do not.
-        annotation = self._annotation
-        return annotation is Any or (
-            type(payload) is annotation and hasattr(annotation, "__pydantic_validator__")
-        )
 
     def _wrong(self, what: str, hint: str | None = None) -> ConfigurationError:
         return ConfigurationError(f"the handler of task {self.kind!r} {what}", hint)

@@ -3,6 +3,7 @@
 import dataclasses
 import enum
 import json
+import re
 from collections import OrderedDict, deque
 from collections.abc import Mapping, Sequence
 from datetime import UTC, date, datetime, time, timedelta, timezone
@@ -33,6 +34,7 @@ import typing_extensions
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import fairq
 from fairq.codec import decoder, encode, encode_for
 from fairq.errors import ConfigurationError, InvalidPayload, NotDecodable, NotEncodable
 
@@ -166,6 +168,34 @@ class ModelDataclass:
     amount: Decimal
 
 
+class Whole(pydantic.BaseModel):
+    model_config = pydantic.ConfigDict(extra="forbid")
+    n: int
+    numbers: pydantic.Json[list[int]]
+    own: str = pydantic.Field(validation_alias="whose", serialization_alias="whose", default="")
+    found: str = pydantic.Field(validation_alias=pydantic.AliasChoices("found", "f"), default="")
+
+    @pydantic.computed_field
+    def double(self) -> int:
+        return 2 * self.n
+
+
+class Renamed(pydantic.BaseModel):
+    size: int = pydantic.Field(serialization_alias="bytes", default=1)
+
+
+class Received(pydantic.BaseModel):
+    user: str = pydantic.Field(validation_alias="userName", default="")
+
+
+class Hidden(pydantic.BaseModel):
+    n: int = pydantic.Field(exclude=True)
+
+
+class Outer(pydantic.BaseModel):
+    inside: list[Renamed] | None
+
+
 class Struct(msgspec.Struct, tag="s", rename="camel"):
     file_name: str
     at: datetime
@@ -286,6 +316,11 @@ ROUND_TRIPS: list[tuple[Any, Any, Any]] = [
             "tags": ["x"],
             "bytes": 1,
         },
+    ),
+    (
+        Whole,
+        Whole.model_validate({"n": 1, "numbers": "[1, 2]", "whose": "bob"}),
+        {"n": 1, "numbers": "[1,2]", "whose": "bob", "found": ""},
     ),
     (ModelDataclass, ModelDataclass(1, Decimal("1.5")), {"n": 1, "amount": "1.5"}),
     (
@@ -617,6 +652,34 @@ def test_constraints_of_pydantic_in_an_annotation_are_kept() -> None:
     assert read("1") == 1
     with pytest.raises(NotDecodable):
         read("0")
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        (Renamed(size=5), 'Renamed.size is written as "bytes", read as "size"'),
+        (Outer(inside=[Renamed(size=5)]), 'Renamed.size is written as "bytes"'),
+        (
+            Received.model_validate({"userName": "bob"}),
+            'Received.user is written as "user", read as "userName"',
+        ),
+        (Hidden(n=1), "payload.n is refused"),
+        (Model.model_construct(file=1, at=MOMENT), "payload.file is refused"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+@pytest.mark.filterwarnings("ignore:Pydantic serializer warnings")
+def test_a_model_that_pydantic_would_not_read_back_is_refused(value: Any, words: str) -> None:
+    """Where the field has a default, the handler would get that, and nobody would know."""
+    task = fairq.App().task(kind="k")(lambda payload: None)
+    task.handler.__annotations__["payload"] = type(value)
+    with pytest.raises(NotEncodable, match=re.escape(words)):
+        task.encode_payload(value)
+
+
+def test_a_model_that_others_write_is_read() -> None:
+    assert decoder(Received)('{"userName": "bob"}') == Received.model_validate({"userName": "bob"})
+    assert encode_for(decoder(Received), {"userName": "bob"}) == '{"userName":"bob"}'
 
 
 def test_utc_is_read_in_both_spellings() -> None:
