@@ -8,7 +8,8 @@ from urllib.parse import quote, urlencode
 
 from fairq.errors import FairqError
 
-__all__ = ["VARIABLES", "DsnError", "clean", "describe", "mask", "patient", "resolve", "to_libpq", "to_url"]
+__all__ = ["VARIABLES", "DsnError", "NoDsn"]
+__all__ += ["clean", "describe", "mask", "patient", "resolve", "to_libpq", "to_url"]
 
 VARIABLES = ("FAIRQ_DSN", "DATABASE_URL")
 
@@ -30,6 +31,9 @@ class DsnError(FairqError, code="dsn", exit_code=2):
     """No connection string was given, or it cannot be read. The message contains no secret."""
 
 
+class NoDsn(DsnError, code="dsn", exit_code=2): ...  # none was given
+
+
 def resolve(dsn: str | None = None, environ: Mapping[str, str] | None = None) -> str:
     """The first connection string among the argument, FAIRQ_DSN and DATABASE_URL, ready for libpq."""
     environ = os.environ if environ is None else environ
@@ -37,7 +41,7 @@ def resolve(dsn: str | None = None, environ: Mapping[str, str] | None = None) ->
         if text and text.strip():
             return to_libpq(text)
     hint = "Pass --dsn postgresql://user@host/name, or set FAIRQ_DSN or DATABASE_URL."
-    raise DsnError("no database is named", hint)
+    raise NoDsn("no database is named", hint)
 
 
 def to_libpq(dsn: str) -> str:

@@ -144,6 +144,7 @@ def work(
     try:
         worker = Worker(loaded, named_dsn(), settings=settings, announce=_announce, also_wrong=problems)
     except ConfigurationError as exc:
+        exc.hint = "fairq work --help explains every option."
         raise _failure(exc) from exc
     code: int = Exit.OK
     try:

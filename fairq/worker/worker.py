@@ -15,7 +15,7 @@ from types import FrameType
 from typing import Any
 
 from fairq.app import App
-from fairq.dsn import mask, resolve
+from fairq.dsn import VARIABLES, NoDsn, mask, resolve
 from fairq.errors import ConfigurationError, FairqError
 from fairq.worker import log
 from fairq.worker.breaker import State
@@ -46,6 +46,9 @@ class Worker:
         also_wrong: Sequence[str] = (),
         **options: Any,
     ) -> None:
+        if not isinstance(app, App):
+            hint = "Pass the app itself: fairq.Worker(app, dsn)"
+            raise ConfigurationError(f"{app!r:.60} is no fairq.App", hint)
         settings = _settings(settings, options)
         if not settings.queues and len(app.queues) > 1:
             settings = replace(settings, queues=dict.fromkeys(app.queues, 1.0))
@@ -57,16 +60,23 @@ class Worker:
             found.append("the app has no tasks: import the modules that declare them")
         found += app.problems()
         self.dsn = ""
-        try:
-            self.dsn = resolve(dsn)
-            if settings.listen_dsn:
-                resolve(settings.listen_dsn)
-        except FairqError as exc:
-            found.append(str(exc))
+        if not isinstance(dsn, str | None):
+            found.append(
+                f"the DSN is of type {type(dsn).__name__}; pass a text: workers connect by themselves"
+            )
+        else:
+            try:
+                self.dsn = resolve(dsn)
+                if settings.listen_dsn:
+                    resolve(settings.listen_dsn)
+            except NoDsn as exc:
+                found.append(f"{exc}: pass its DSN, or set {' or '.join(VARIABLES)}")
+            except FairqError as exc:
+                found.append(str(exc))
         if found:
             raise ConfigurationError(
                 "this worker cannot start:\n" + "\n".join(f"  - {mask(each)}" for each in found),
-                "fairq work --help explains every option.",
+                "fairq.worker.Settings has every option, with its default.",
             )
         self._announce = announce or (lambda line: log.logger.info("%s", line))
         self._engine: Engine | None = None
@@ -91,7 +101,7 @@ class Worker:
     async def arun(self) -> None:
         """Run on the running event loop, until `stop`, or until the mode is done."""
         if self._engine is not None:
-            raise ConfigurationError("this worker is running already")
+            raise ConfigurationError("this worker is running already", "Make another one for another run.")
         engine = self._engine = Engine(
             self.app, self.dsn, self.settings, self.queues, self._announce, self._owns_process
         )

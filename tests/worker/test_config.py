@@ -11,6 +11,7 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict
 
 import fairq
+from fairq.dsn import VARIABLES
 from fairq.errors import ConfigurationError
 from fairq.worker import Settings, Worker
 from fairq.worker.config import BOUNDS, banner, cores, limits, problems, queues_of
@@ -173,6 +174,22 @@ def test_a_handler_that_cannot_be_decoded_is_refused(app: fairq.App) -> None:
 
     with pytest.raises(ConfigurationError, match="strange"):
         Worker(app, NOWHERE)
+
+
+def test_a_worker_without_an_app_or_a_dsn_says_what_to_pass(
+    app: fairq.App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(ConfigurationError, match=r"pass its DSN, or set FAIRQ_DSN"):
+        Worker(app)
+    anything: Any = object()
+    with pytest.raises(ConfigurationError, match=r"the DSN is of type object; pass a text"):
+        Worker(app, anything)
+    text: Any = "myapp.tasks:app"
+    with pytest.raises(ConfigurationError, match=r"'myapp.tasks:app' is no fairq.App") as caught:
+        Worker(text, NOWHERE)
+    assert caught.value.hint == "Pass the app itself: fairq.Worker(app, dsn)"
 
 
 def test_a_password_is_not_in_the_message(app: fairq.App) -> None:
