@@ -12,7 +12,7 @@ from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from datetime import timedelta
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, Unpack, overload
 
-from fairq.around import Lifespan, Middleware, around
+from fairq.around import Lifespan, Middleware, around, check_lifespan, check_middleware
 from fairq.connections import AsyncConnection, Steps, SyncConnection, run
 from fairq.errors import ConfigurationError, UnknownTask
 from fairq.options import GroupKey, Seconds, refuse_unknown
@@ -68,8 +68,8 @@ class App:
         """
         refuse_unknown("App", defaults, Declaration)
         self.name = name
-        self.middleware = list(middleware)
-        self.lifespan = lifespan
+        self.middleware = check_middleware(middleware)
+        self.lifespan = check_lifespan(lifespan)
         self.defaults = defaults
         self._tasks: dict[str, Task[Any, ..., Any]] = {}
         self._queues: dict[str, QueueSettings[Seconds]] = {}

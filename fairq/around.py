@@ -22,7 +22,8 @@ from fairq.context import Context
 from fairq.errors import ConfigurationError
 from fairq.task import Task, checked, is_async
 
-__all__ = ["Lifespan", "Middleware", "Runner", "around", "living", "name_of", "runner"]
+__all__ = ["Lifespan", "Middleware", "Runner"]
+__all__ += ["around", "check_lifespan", "check_middleware", "living", "name_of", "runner"]
 
 AnyTask: TypeAlias = Task[Any, ..., Any]
 Manager: TypeAlias = AbstractContextManager[Any] | AbstractAsyncContextManager[Any]
@@ -32,6 +33,32 @@ Middleware: TypeAlias = Around | tuple[Around, ...]
 Lifespan: TypeAlias = Callable[[], Manager]
 # Calls a handler with its payload as JSON text, and returns its result or, if it is async, its coroutine.
 Runner: TypeAlias = Callable[[str, Any], Any]
+
+
+def check_middleware(given: Iterable[Middleware]) -> list[Middleware]:
+    """The middleware as a list. Raises ConfigurationError for what cannot go around a handler."""
+    hint = "Pass a list of functions: def timed(ctx, call_next): return call_next()"
+    if callable(given):
+        raise ConfigurationError(f"middleware={given!r:.60} is no list", hint)
+    listed = list(given)
+    for each in (each for one in listed for each in (one if isinstance(one, tuple) else (one,))):
+        if not callable(each) or _is_generator(each):
+            what = "is a generator" if callable(each) else "is no function"
+            raise ConfigurationError(f"the middleware {each!r:.60} {what}", hint)
+    return listed
+
+
+def check_lifespan(given: Lifespan | None) -> Lifespan | None:
+    if given is not None and (not callable(given) or _is_generator(given)):
+        raise ConfigurationError(
+            f"the lifespan {given!r:.60} opens no context",
+            "Decorate a function that yields with contextlib.contextmanager or asynccontextmanager.",
+        )
+    return given
+
+
+def _is_generator(function: object) -> bool:
+    return inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function)
 
 
 def around(task: AnyTask, middleware: Iterable[Middleware]) -> list[Around]:

@@ -343,3 +343,30 @@ def paying_in_tests() -> fairq.App:
             ctx.enqueue(count_down, payload - 1)
 
     return own
+
+
+def yielding(ctx: Any = None, call_next: Any = None) -> Iterator[Any]:
+    yield call_next
+
+
+async def ayielding(ctx: Any = None, call_next: Any = None) -> AsyncIterator[Any]:
+    yield call_next
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"middleware": [3]},
+        {"middleware": [(lambda ctx, call_next: call_next(), "x")]},
+        {"middleware": lambda ctx, call_next: call_next()},
+        {"middleware": [yielding]},
+        {"middleware": [ayielding]},
+        {"lifespan": 3},
+        {"lifespan": yielding},
+        {"lifespan": ayielding},
+    ],
+)
+def test_what_cannot_go_around_a_handler_is_refused_where_it_is_declared(options: Any) -> None:
+    with pytest.raises(fairq.ConfigurationError) as caught:
+        fairq.App(**options)
+    assert caught.value.hint
