@@ -43,7 +43,7 @@ from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
-from functools import cached_property, partial
+from functools import cached_property, lru_cache, partial
 from importlib import import_module
 from typing import Annotated, Any, Literal, NewType, TypeVar, Union, get_args, get_origin
 from uuid import UUID
@@ -196,11 +196,10 @@ def _simplify_other(value: Any) -> Any:
             raise _Refusal(f"is {value}; only finite numbers can be stored")
         return str(value)
     if hasattr(cls, "__pydantic_serializer__"):
-        # round_trip: computed fields, for example, are left out, for nothing reads them.
-        write = partial(cls.__pydantic_serializer__.to_python, mode="json", by_alias=True, round_trip=True)
-        return _simplify(_by("pydantic", write, value))
+        return _simplify(_by("pydantic", _of_pydantic, value))
     if _is_struct(cls):
-        return _simplify(_by("msgspec", import_module("msgspec").to_builtins, value))
+        write = partial(import_module("msgspec").to_builtins, order="deterministic")
+        return _simplify(_by("msgspec", write, value))
     if dataclasses.is_dataclass(cls):
         return _fields_to_object(value, dataclasses.fields(cls))
     if isinstance(value, str):
@@ -230,6 +229,31 @@ def _fields_to_object(value: Any, fields: Iterable[dataclasses.Field[Any]]) -> d
 def _seconds(value: timedelta) -> int | float:
     seconds, rest = divmod(value, timedelta(seconds=1))
     return seconds if not rest else value.total_seconds()
+
+
+def _of_pydantic(value: Any) -> Any:
+    cls: Any = type(value)
+    # round_trip: computed fields, for example, are left out, for nothing reads them.
+    write = partial(cls.__pydantic_serializer__.to_python, value, by_alias=True, round_trip=True)
+    plain = write(mode="json")
+    return _sorted_sets(plain, write(mode="python")) if _has_sets(cls) else plain
+
+
+@lru_cache(maxsize=1024)
+def _has_sets(model: Any) -> bool:
+    return bool(re.search(r"'type': '(?:set|frozenset|any)'", repr(model.__pydantic_core_schema__)))
+
+
+def _sorted_sets(plain: Any, value: Any) -> Any:
+    """The JSON of a value with its sets sorted: pydantic writes them in the order of this process."""
+    if isinstance(value, set | frozenset) and isinstance(plain, list):
+        return sorted(plain, key=lambda each: json.dumps(each, default=str))
+    if isinstance(value, dict) and isinstance(plain, dict) and len(value) == len(plain):
+        pairs = zip(plain.items(), value.values(), strict=True)
+        return {name: _sorted_sets(item, inner) for (name, item), inner in pairs}
+    if isinstance(value, list | tuple) and isinstance(plain, list) and len(value) == len(plain):
+        return [_sorted_sets(item, inner) for item, inner in zip(plain, value, strict=True)]
+    return plain
 
 
 def _is_struct(cls: Any) -> bool:
@@ -731,7 +755,8 @@ def _lost(annotation: Any, seen: set[Any]) -> Iterator[str]:
     seen.add(annotation)
     said: Any = annotation
     has_own_way = getattr(getattr(said, "__pydantic_decorators__", None), "model_serializers", None)
-    for name, field in ({} if has_own_way else getattr(said, "__pydantic_fields__", {})).items():
+    fields = getattr(said, "__pydantic_fields__", None) or getattr(said, "model_fields", {})
+    for name, field in ({} if has_own_way else fields).items():
         yield from _lost(field.annotation, seen)
         written, read = field.serialization_alias or name, _names_read(said, name, field.validation_alias)
         if not field.exclude and read and written not in read:

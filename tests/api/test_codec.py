@@ -642,6 +642,34 @@ def test_equal_sets_have_equal_texts() -> None:
     assert encode(set(words)) == encode({*words[25:], *words[:25]})
 
 
+class Tagged(pydantic.BaseModel):
+    tags: frozenset[int]
+    more: dict[str, list[set[int]]] = {}
+    anything: Any = None
+    inner: Optional["Tagged"] = None
+
+
+class TaggedStruct(msgspec.Struct):
+    tags: set[int]
+    inner: list[frozenset[int]] = []
+
+
+def test_equal_sets_of_models_have_equal_texts() -> None:
+    one, other = [0, 8, 16], [16, 8, 0]
+    assert list(set(one)) != list(set(other))
+
+    def tagged(items: list[int]) -> Tagged:
+        tags = frozenset(items)
+        inner = Tagged(tags=tags, anything=set(items))
+        return Tagged(tags=tags, more={"a": [set(items)]}, inner=inner)
+
+    assert encode(tagged(one)) == encode(tagged(other))
+    assert json.loads(encode(tagged(one)))["more"] == {"a": [[0, 16, 8]]}  # as texts
+    assert decoder(Tagged)(encode(tagged(one))).more == {"a": [{0, 8, 16}]}
+    structs = [TaggedStruct(set(each), [frozenset(each)]) for each in (one, other)]
+    assert encode(structs[0]) == encode(structs[1])
+
+
 def test_the_root_of_a_path_can_be_named() -> None:
     with pytest.raises(NotEncodable, match=r"^result\.a "):
         encode({"a": b""}, "result")
