@@ -50,7 +50,7 @@ from uuid import UUID
 
 from fairq.errors import ConfigurationError, NotDecodable, NotEncodable
 
-__all__ = ["Decoder", "decoder", "encode", "encode_for", "fields_decoder", "simplify"]
+__all__ = ["RESOLVABLE", "Decoder", "decoder", "encode", "encode_for", "fields_decoder", "simplify"]
 
 # --- Writing ---------------------------------------------------------------------------------------
 
@@ -684,6 +684,10 @@ def _named_tuple(annotation: Any, cls: Any, known: _Known) -> Read:
     return _tuple_of(reads, len(reads) - len(cls._field_defaults), lambda items: cls(*items))
 
 
+RESOLVABLE = (
+    "Name what is at the top of its module, and imported when the program runs: not under TYPE_CHECKING."
+)
+
 # The annotations of a class. Those of a generic class name its parameters: `Page[date]` has `items: list[T]`.
 
 
@@ -691,7 +695,8 @@ def _hints(annotation: Any, cls: Any) -> dict[str, Any]:
     try:
         return _hints_of(annotation, cls)
     except Exception as exc:  # annotations are code: any error is possible
-        raise ConfigurationError(f"the annotations of {_name(cls)} cannot be resolved: {exc}") from exc
+        text = f"the annotations of {_name(cls)} cannot be resolved: {exc}"
+        raise ConfigurationError(text, RESOLVABLE) from exc
 
 
 def _hints_of(annotation: Any, cls: Any) -> dict[str, Any]:

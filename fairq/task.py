@@ -20,7 +20,7 @@ from typing import Any, Generic, ParamSpec, TypeAlias, TypeVar, Unpack, overload
 from fairq.backoff import Backoff
 from fairq.batch import Batch
 from fairq.client import create_call, create_many_call, traced
-from fairq.codec import Decoder, decoder, encode, encode_for, fields_decoder
+from fairq.codec import RESOLVABLE, Decoder, decoder, encode, encode_for, fields_decoder
 from fairq.connections import AsyncConnection, Steps, SyncConnection, run
 from fairq.context import Context
 from fairq.errors import ConfigurationError, NotEncodable
@@ -308,7 +308,10 @@ class Task(Generic[T, P, R_co]):
             elif each is not context and (
                 first is None or (each.default is each.empty and each.kind not in _VARIADIC)
             ):
-                raise self._wrong(f"has a parameter {each.name!r} that gets no value", _FORMS)
+                hint = (
+                    _FORMS if each.kind not in _VARIADIC else f"{_FORMS} A decorator needs functools.wraps."
+                )
+                raise self._wrong(f"has a parameter {each.name!r} that gets no value", hint)
         name = "" if context is None else context.name
         if first is None and self.batch is not None:
             raise self._wrong("takes no list", "def index(pages: list[Page], ctx: fairq.Batch)")
@@ -316,20 +319,23 @@ class Task(Generic[T, P, R_co]):
             return handler  # type: ignore[no-any-return]
         return _caller(handler, first is not None, bool(self._fields), name)
 
-    @cached_property
-    def _hints(self) -> dict[str, Any]:
+    def _hints(self, *names: str) -> dict[str, Any]:
+        """The annotations of these parameters, resolved. The others may be there for type checkers only."""
         target = self.handler if inspect.isroutine(self.handler) else type(self.handler).__call__
         try:
-            return typing.get_type_hints(target, include_extras=True)
+            said = {name: hint for name, hint in inspect.get_annotations(target).items() if name in names}
+            whole = types.SimpleNamespace(__annotations__=said)
+            where = getattr(inspect.unwrap(target), "__globals__", {})
+            return typing.get_type_hints(whole, where, include_extras=True)
         except Exception as exc:  # annotations are code: any error is possible
             text = f"the annotations of task {self.kind!r} cannot be resolved: {exc}"
-            raise ConfigurationError(text) from exc
+            raise ConfigurationError(text, RESOLVABLE) from exc
 
     @cached_property
     def _annotation(self) -> Any:
         if self._fields:
             return dict
-        hint = self._hints.get(self._payload_name, Any)
+        hint = self._hints(self._payload_name).get(self._payload_name, Any)
         if self.batch is None or hint is Any:
             return hint
         if (typing.get_origin(hint) or hint) not in (list, Sequence):
@@ -342,9 +348,9 @@ class Task(Generic[T, P, R_co]):
         try:
             if not self._fields:
                 return decoder(self._annotation)
+            hints = self._hints(*(each.name for each in self._fields))
             return fields_decoder(
-                (each.name, self._hints.get(each.name, Any), each.default is each.empty)
-                for each in self._fields
+                (each.name, hints.get(each.name, Any), each.default is each.empty) for each in self._fields
             )
         except ConfigurationError as exc:
             raise ConfigurationError(f"the payload of task {self.kind!r}: {exc}", exc.hint) from exc
@@ -352,7 +358,7 @@ class Task(Generic[T, P, R_co]):
     @cached_property
     def _result_decoder(self) -> Decoder:
         try:
-            return decoder(Any if self.batch is not None else self._hints.get("return", Any))
+            return decoder(Any if self.batch is not None else self._hints("return").get("return", Any))
         except ConfigurationError as exc:
             raise ConfigurationError(f"the result of task {self.kind!r}: {exc}", exc.hint) from exc
 

@@ -188,6 +188,21 @@ def test_an_annotation_that_is_no_type_is_told_with_the_other_problems(annotatio
     assert "the annotations of task 'parse' cannot be resolved" in problem
 
 
+def test_what_only_type_checkers_import_may_annotate_the_rest() -> None:
+    app = fairq.App()
+
+    @app.task(store_result=True)
+    def parse(payload: int, ctx: Any, more: Any = None) -> Any:
+        return payload
+
+    parse.handler.__annotations__ |= {"ctx": "Context", "more": "Elsewhere", "return": "Elsewhere"}
+    assert app.problems() == []
+    assert testing.call(parse, 1) == 1
+    with pytest.raises(fairq.ConfigurationError, match="Elsewhere") as caught:
+        _ = parse._result_decoder
+    assert "TYPE_CHECKING" in str(caught.value.hint)
+
+
 def by_keyword(payload: int, *, ctx: fairq.Context) -> int:
     return ctx.id
 
