@@ -126,7 +126,7 @@ def parse_file(text: str, path: str) -> list[Statement]:
         hint = "put a line like `-- name: PopTasks :many` above it"
         line = before.count("\n", 0, stray.start) + 1
         raise GenerationError("a statement has no name", hint=hint, path=path, line=line)
-    ends = [token.start for token in starts[1:]] + [len(text)]
+    ends = [*(token.start for token in starts), len(text)][1:]
     return [
         _statement(text[start.end : end], start.text, path, text.count("\n", 0, start.start) + 1)
         for start, end in zip(starts, ends, strict=True)

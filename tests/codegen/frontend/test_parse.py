@@ -96,3 +96,8 @@ def test_a_mistake_is_told_with_its_place(sql: str, line: int, said: str) -> Non
 def test_tokens_are_the_text_again(sql: str) -> None:
     assert "".join(token.text for token in tokens(sql)) == sql
     assert all(sql[token.start : token.end] == token.text for token in tokens(sql))
+
+
+@pytest.mark.parametrize("text", ["", "\n", "-- to be written\n", "/* all\n-- name: A :one\nselect 1; */"])
+def test_a_file_without_statements_has_none(text: str) -> None:
+    assert parse_file(text, "queries.sql") == []
