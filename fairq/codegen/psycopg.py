@@ -248,7 +248,8 @@ def _function(query: Query, models: _Models) -> dict[str, str]:
     if query.cmd not in list(Command):
         raise error_in(query, f"the psycopg template has no {query.cmd}", f"use one of {' '.join(Command)}")
     command = Command(query.cmd)
-    name = names.identifier(names.method_name(query.name), "query")
+    # A function `list` or `driver` would hide what the functions below it need.
+    name = _free(names.identifier(names.method_name(query.name), "query"), _ANNOTATION_NAMES | {*_MODULES})
     arguments = _arguments(query, models)
     if command is Command.COPYFROM:
         return _copy_function(query, name, arguments)

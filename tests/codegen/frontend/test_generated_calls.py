@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 import json
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -196,6 +197,17 @@ def test_names_that_python_or_the_functions_need_are_changed(
 ) -> None:
     (row,) = queries.names(conn, conn=1, driver_=2, class_=3)
     assert (row.conn, row.driver_, row.class_, row.from_) == (1, 2, 3, 1)
+
+
+def test_functions_hide_nothing_that_those_below_need(empty_database: Database, tmp_path: Path) -> None:
+    names = ("List", "Int", "Str", "Driver", "Models", "Datetime", "Dataclasses", "Uuid", "Class", "Index")
+    text = "-- name: {} :many\nselect id, state, @at::timestamptz as at from jobs where id = @id;\n"
+    built = build(empty_database.dsn, tmp_path, SCHEMA, "\n".join(map(text.format, names)))
+    queries, conn = built.module("queries"), empty_database.connect(autocommit=True)
+    for name in names:
+        function = getattr(queries, "index" if name == "Index" else f"{name.lower()}_")
+        assert function(conn, id=1, at=datetime.now(UTC)) == []
+    forget(built)
 
 
 def strange_connection(dsn: str) -> psycopg.Connection[Any]:
