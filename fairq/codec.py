@@ -384,7 +384,10 @@ def _reader(annotation: Any, known: _Known) -> Read | None:
         return _reader(args[0], known)
     # Constraints in an annotation are checked by the library they come from.
     if origin is Annotated:
-        return _pydantic_reader(annotation) if _has_pydantic(args[1:]) else _reader(args[0], known)
+        makers = {type(each).__module__.split(".", 1)[0] for each in args[1:]}
+        if makers & {"pydantic", "annotated_types"}:
+            return _pydantic_reader(annotation)
+        return _msgspec_reader(annotation) if "msgspec" in makers else _reader(args[0], known)
     if origin is Union or origin is types.UnionType:
         return _union(args, known)
     if origin is Literal:
@@ -725,10 +728,6 @@ def _with_types(hint: Any, types: Mapping[Any, Any]) -> Any:
 
 
 # --- Libraries that read their own types -------------------------------------------------------------
-
-
-def _has_pydantic(metadata: tuple[Any, ...]) -> bool:
-    return any(type(each).__module__.split(".", 1)[0] in ("pydantic", "annotated_types") for each in metadata)
 
 
 def _pydantic_reader(annotation: Any) -> Read:

@@ -675,8 +675,11 @@ def test_the_root_of_a_path_can_be_named() -> None:
         encode({"a": b""}, "result")
 
 
-def test_constraints_of_pydantic_in_an_annotation_are_kept() -> None:
-    read = decoder(Annotated[int, pydantic.Field(gt=0)])
+@pytest.mark.parametrize(
+    "constraint", [pydantic.Field(gt=0), msgspec.Meta(gt=0)], ids=["pydantic", "msgspec"]
+)
+def test_constraints_in_an_annotation_are_kept(constraint: Any) -> None:
+    read = decoder(Annotated[int, constraint])
     assert read("1") == 1
     with pytest.raises(NotDecodable):
         read("0")
