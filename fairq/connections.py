@@ -59,14 +59,25 @@ class AsyncpgConnection(Protocol):
     def fetch(self, query: str, /, *args: Any) -> Coroutine[Any, Any, Any]: ...
 
 
-SyncConnection: TypeAlias = (
-    "psycopg.Connection[Any] | AlchemyConnection | Session | scoped_session[Any] | DjangoConnection"
-    " | Psycopg2Connection"
-)
-AsyncConnection: TypeAlias = (
-    "psycopg.AsyncConnection[Any] | AlchemyAsyncConnection | AsyncSession | async_scoped_session[Any]"
-    " | AsyncpgConnection"
-)
+if TYPE_CHECKING:
+    # Not as text: pyright reads none that is put together from two.
+    SyncConnection: TypeAlias = (
+        psycopg.Connection[Any]
+        | AlchemyConnection
+        | Session
+        | scoped_session[Any]
+        | DjangoConnection
+        | Psycopg2Connection
+    )
+    AsyncConnection: TypeAlias = (
+        psycopg.AsyncConnection[Any]
+        | AlchemyAsyncConnection
+        | AsyncSession
+        | async_scoped_session[Any]
+        | AsyncpgConnection
+    )
+else:
+    SyncConnection = AsyncConnection = Any
 
 P = ParamSpec("P")
 T = TypeVar("T")
