@@ -348,6 +348,12 @@ _BY_NAME: dict[str, type[DatabaseError]] = {
 }
 
 
+_HINTS_BY_NAME: dict[str, str] = {
+    "UnboundExecutionError": 'Pass its connection: session.connection(bind_arguments={"bind": engine}).',
+    "SynchronousOnlyOperation": "Call it in a function, with asgiref's sync_to_async.",
+}
+
+
 @contextlib.contextmanager
 def translating() -> Iterator[None]:
     """Turn errors of a database driver into errors of fairq, with the driver's own as cause."""
@@ -370,10 +376,11 @@ def translate(exc: BaseException) -> FairqError:
     if sqlstate is None:
         if "another operation is in progress" in message:  # an InterfaceError, as of a closed connection
             return DatabaseError(message, "Await one call after the other, or give each its own connection.")
-        names = (each.__name__ for each in type(exc).__mro__)
+        names = [each.__name__ for each in type(exc).__mro__]
         otherwise = Unavailable if isinstance(exc, OSError) else DatabaseError
         found = next((_BY_NAME[name] for name in names if name in _BY_NAME), otherwise)
-        return found(message, _HINTS.get(found))
+        hint = next((_HINTS_BY_NAME[name] for name in names if name in _HINTS_BY_NAME), _HINTS.get(found))
+        return found(message, hint)
     cls = _class_for(sqlstate)
     if issubclass(cls, Refused):
         refused = cls(message, _hint(root))

@@ -10,12 +10,13 @@ import asyncpg
 import psycopg
 import pytest
 import sqlalchemy
+import sqlalchemy.orm
 from psycopg.conninfo import conninfo_to_dict
 
 import fairq
 from fairq import errors
 from fairq.errors import BY_SQLSTATE, is_retryable, sqlstate_of, translate, translating
-from tests.api.addresses import alchemy_url
+from tests.api.addresses import alchemy_url, django_handler
 from tests.support.database import Database
 
 ROOT = Path(errors.__file__).parents[1]
@@ -165,6 +166,23 @@ def test_two_calls_at_once_on_a_connection_of_asyncpg_are_no_reason_to_retry(dat
         assert (is_retryable(found), "its own connection" in str(found.hint)) == (False, True)
 
     asyncio.run(work())
+
+
+def test_a_session_without_a_bind_says_what_to_pass() -> None:
+    with pytest.raises(fairq.DatabaseError) as caught:
+        fairq.enqueue(sqlalchemy.orm.Session(), "bob")
+    assert "session.connection(bind_arguments=" in str(caught.value.hint)
+
+
+def test_in_a_coroutine_djangos_connection_says_what_to_do(database: Database) -> None:
+    conn = django_handler(database.dsn)["default"]
+
+    async def view() -> None:
+        fairq.enqueue(conn, "bob")
+
+    with pytest.raises(fairq.DatabaseError) as caught:
+        asyncio.run(view())
+    assert "sync_to_async" in str(caught.value.hint)
 
 
 def test_passwords_do_not_get_into_messages() -> None:
