@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import json
 import math
@@ -13,7 +14,7 @@ import os
 import shutil
 import sys
 import textwrap
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 from importlib import import_module
@@ -150,30 +151,41 @@ class Commands(click.Group):
                     [(name, each.help) for name, each in COMMANDS.items() if each.section == section]
                 )
 
+    def make_context(self, info_name: str | None, args: list[str], *more: Any, **extra: Any) -> click.Context:
+        """Reads the options before the command, of which --help and --version already print."""
+        with _ended_well():
+            return super().make_context(info_name, args, *more, **extra)
+
     def invoke(self, ctx: click.Context) -> Any:
-        as_json = "--json" in ctx.args
-        try:
+        with _ended_well(as_json="--json" in ctx.args):
             return super().invoke(ctx)
-        except click.UsageError as exc:
-            path = exc.ctx.command_path if exc.ctx else "fairq"
-            message = exc.format_message().replace("a valid integer", "a whole number")
-            message, hint = message.replace("a valid float", "a number"), f"{path} --help tells more."
-            failure = Failure(message, hint=hint, code="usage", exit_code=Exit.USAGE)
-            failure.as_json = as_json  # click may have failed before it read --json
-            raise failure from exc
-        except (click.ClickException, click.exceptions.Exit, click.Abort):
-            raise
-        except BrokenPipeError:
-            drop_output()
-            ctx.exit(Exit.OK)
-        except Exception as exc:
-            if os.environ.get("FAIRQ_TRACEBACK"):
-                import traceback
 
-                from fairq.dsn import mask
 
-                click.echo(mask(traceback.format_exc()), err=True)
-            raise failure_of(exc) from exc
+@contextlib.contextmanager
+def _ended_well(as_json: bool = False) -> Iterator[None]:
+    """Turns what goes wrong inside into a Failure."""
+    try:
+        yield
+    except click.UsageError as exc:
+        path = exc.ctx.command_path if exc.ctx else "fairq"
+        message = exc.format_message().replace("a valid integer", "a whole number")
+        message, hint = message.replace("a valid float", "a number"), f"{path} --help tells more."
+        failure = Failure(message, hint=hint, code="usage", exit_code=Exit.USAGE)
+        failure.as_json = as_json  # click may have failed before it read --json
+        raise failure from exc
+    except (click.ClickException, click.exceptions.Exit, click.Abort):
+        raise
+    except BrokenPipeError:
+        drop_output()
+        raise click.exceptions.Exit(Exit.OK) from None
+    except Exception as exc:
+        if os.environ.get("FAIRQ_TRACEBACK"):
+            import traceback
+
+            from fairq.dsn import mask
+
+            click.echo(mask(traceback.format_exc()), err=True)
+        raise failure_of(exc) from exc
 
 
 def missing(exc: ImportError, what: str, extra: str) -> Failure | None:

@@ -263,7 +263,16 @@ def test_a_reader_that_leaves_early_is_no_error() -> None:
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
-@pytest.mark.parametrize(("arguments", "code"), [(["sql"], Exit.NO), (["stats", "--json"], Exit.USAGE)])
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (["--help"], Exit.NO),
+        (["--version"], Exit.NO),
+        (["sql", "--help"], Exit.NO),
+        (["sql"], Exit.NO),
+        (["stats", "--json"], Exit.USAGE),
+    ],
+)
 def test_where_there_is_no_room_for_the_answer_that_is_said(arguments: list[str], code: int) -> None:
     with open("/dev/full", "w") as full:
         argv = [sys.executable, "-m", "fairq", *arguments]
