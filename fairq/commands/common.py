@@ -71,6 +71,15 @@ def session() -> Iterator[Connection]:
             raise refusal(exc, click.get_current_context(), conn.info.user) from exc
 
 
+@contextlib.contextmanager
+def limited(conn: Connection, seconds: float) -> Iterator[None]:
+    """A transaction whose statements may take so long, whatever the role's statement_timeout is."""
+    with conn.transaction():
+        # Local to the transaction, so it also works behind a pooler.
+        conn.execute("select set_config('statement_timeout', %s, true)", [f"{seconds * 1000:.0f}ms"])
+        yield
+
+
 def rows(conn: Connection, query: str, **parameters: Any) -> list[dict[str, Any]]:
     with conn.cursor(row_factory=dict_row) as cursor:
         return cursor.execute(query.encode(), parameters or None).fetchall()

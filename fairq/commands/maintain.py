@@ -8,12 +8,15 @@ import signal
 import time
 from collections import Counter
 from datetime import timedelta
-from typing import Any
+from typing import Any, Final, NoReturn
 
 import click
+import psycopg
 
 from fairq.cli import Exit, command, option, wants_json
-from fairq.commands.common import Connection, count, duration, session, show
+from fairq.commands.common import Connection, count, duration, limited, session, show
+from fairq.dsn import clean, mask
+from fairq.errors import DatabaseError, is_retryable, translate
 from fairq.queries import workers
 from fairq.schedules import plan_due
 
@@ -27,7 +30,14 @@ DONE = {
     "partitions": ("partition made or dropped", "partitions made or dropped"),
     "parts": ("part of the ledger written", "parts of the ledger written"),
     "failed": ("part failed, see fairq doctor", "parts failed, see fairq doctor"),
+    "stopped": ("part was stopped", "parts were stopped"),
 }
+# How long a part may take.
+PART_SECONDS: Final = 60.0
+# A timeout or an administrator ended the statement, or its wait for a lock.
+STOPPED: Final = ("57014", "55P03")
+# The server became a standby; a new connection may find the primary.
+READ_ONLY: Final = "25006"
 
 
 @command(codes={1: "a part failed"}, rights="fairq_work or fairq_admin")
@@ -36,26 +46,44 @@ def maintain(every: timedelta | None) -> None:
     """It takes tasks from lost workers, ends expired tasks, fires schedules, promotes what is due, deletes
     old rows, and makes and drops the history's partitions. Workers do the same, so you need this only where
     none run. If several run at once, one works and the others return immediately. A part that fails does not
-    stop the others; fairq doctor says why it failed.
+    stop the others; fairq doctor says why it failed. Each part may take a minute, whatever the role's
+    statement_timeout is. With --every, a database that goes away is waited for.
 
     fairq maintain
     fairq maintain --every 5s
     """
-    if every is not None and not 0.1 <= every.total_seconds() <= 86400:
-        raise click.UsageError("--every takes 100ms to 1d.")
-    if every is not None:
-        # Ends like Ctrl-C. A container's first process ignores a TERM that it does not handle.
-        signal.signal(signal.SIGTERM, signal.default_int_handler)
-    with session() as conn, contextlib.suppress(KeyboardInterrupt):
-        while True:
+    if every is None:
+        with session() as conn:
             done = _round(conn)
-            if every is None or done or wants_json():
-                show({"done": done}, _text(done))
-            if every is None:
-                if done.get("failed"):
-                    raise click.exceptions.Exit(Exit.NO)
-                break
-            time.sleep(every.total_seconds())
+        show({"done": done}, _text(done))
+        if done.get("failed") or done.get("stopped"):
+            raise click.exceptions.Exit(Exit.NO)
+        return
+    if not 0.1 <= every.total_seconds() <= 86400:
+        raise click.UsageError("--every takes 100ms to 1d.")
+    # Ends like Ctrl-C. A container's first process ignores a TERM that it does not handle.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    with contextlib.suppress(KeyboardInterrupt):
+        _rounds(every.total_seconds())
+
+
+def _rounds(pause: float) -> NoReturn:
+    """One round after the other. What never worked ends the command; what stops working is tried again."""
+    worked = False
+    while True:
+        try:
+            with session() as conn:
+                while True:
+                    done = _round(conn)
+                    worked = True
+                    if done or wants_json():
+                        show({"done": done}, _text(done))
+                    time.sleep(pause)
+        except DatabaseError as exc:
+            if not worked or not (is_retryable(exc) or exc.sqlstate in (*STOPPED, READ_ONLY)):
+                raise
+            click.echo(f"fairq: {clean(mask(str(exc)))}; trying again", err=True)
+        time.sleep(max(pause, 1.0))
 
 
 def _round(conn: Connection) -> dict[str, Any]:
@@ -63,9 +91,16 @@ def _round(conn: Connection) -> dict[str, Any]:
     done: Counter[str] = Counter()
     plan_due(conn, 1000)
     for part in workers.upkeep_parts(conn):
-        with conn.transaction():
-            did = workers.maintain(conn, part=part)
-        done.update(json.loads(did))
+        try:
+            with limited(conn, PART_SECONDS):
+                did = workers.maintain(conn, part=part)
+        except psycopg.Error as exc:
+            if conn.closed or not (is_retryable(exc) or exc.sqlstate in STOPPED):
+                raise
+            click.echo(f"fairq: {clean(part)}: {clean(mask(str(translate(exc))))}", err=True)
+            done["stopped"] += 1
+        else:
+            done.update(json.loads(did))
     return dict(done)
 
 

@@ -25,6 +25,7 @@ from tests.support.calls import column, create_all, one, pop, promote, register
 from tests.support.database import Database
 from tests.support.moves import assert_moved, begin, step
 from tests.support.server import TestServer, create_database, drop_database
+from tests.support.sessions import wait_until, wait_until_blocked
 from tools.reference import commands
 
 ESCAPE = "\x1b[2J\x1b]0;owned\x07"
@@ -648,6 +649,46 @@ def test_maintain_goes_on_until_it_is_told_to_end(database: Database, number: si
         assert running.wait() == 0
         assert running.stderr
         assert running.stderr.read() == ""
+
+
+def test_a_part_of_maintenance_that_is_stopped_holds_up_no_other_one_and_no_later_round(
+    database: Database,
+) -> None:
+    """A timeout of the role is such a stop; a server that goes away is waited for."""
+    observer, holder = database.connect(autocommit=True), database.connect()
+    sessions = "select pid from pg_stat_activity where application_name = 'fairq' and datname = %s"
+    with process(database, "maintain", "--every", "100ms", "--json") as running:
+        assert running.stdout
+        assert running.stderr
+        running.stdout.readline()
+        (pid,) = column(observer, sessions, database.name)
+        holder.execute("lock table fairq.maintenance in exclusive mode")
+        wait_until_blocked(observer, pid)
+        observer.execute("select pg_cancel_backend(%s)", [pid])
+        assert "canceling statement due to user request" in running.stderr.readline()
+        wait_until_blocked(observer, pid)  # in the next part
+        holder.rollback()
+        while json.loads(running.stdout.readline())["done"].get("stopped") != 1:
+            pass
+        observer.execute("select pg_terminate_backend(%s)", [pid])
+        assert running.stderr.readline().endswith("; trying again\n")
+        wait_until(lambda: column(observer, sessions, database.name) not in ([], [pid]), "it is back")
+        running.terminate()
+        assert running.wait() == 0
+
+
+def test_no_timeout_of_the_role_stops_a_part_of_maintenance(database: Database) -> None:
+    with database.connect() as conn:
+        conn.execute("create table public.seen (at text)")
+        conn.execute(
+            "create function public.look() returns trigger language plpgsql as $$ begin"
+            " insert into public.seen values (current_setting('statement_timeout')); return null; end $$"
+        )
+        conn.execute("create trigger look after insert on fairq.sweeps execute function public.look()")
+    hurried = make_conninfo(database.dsn, options="-c statement_timeout=2s")
+    ok(hurried, "enqueue", "bob", "--expires-at", "2020-01-01T00:00:00Z")
+    ok(hurried, "maintain")
+    assert set(column(database.connect(), "select at from public.seen")) == {"1min"}
 
 
 # --- completion -------------------------------------------------------------------------------------
