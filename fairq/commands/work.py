@@ -10,7 +10,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
-from typing import Any, get_args
+from typing import Any, Final, get_args
 
 import click
 from click.core import ParameterSource
@@ -207,14 +207,23 @@ def _announce(line: str) -> None:
     sys.stdout.flush()
 
 
-class Lines(logging.Formatter):
+class Short(logging.Formatter):
+    """Cuts tracebacks: an exception may quote megabytes, and the loop writes them, for all tenants."""
+
+    def formatException(self, ei: Any) -> str:
+        text = mask(super().formatException(ei))
+        half = LONGEST_TRACEBACK // 2
+        return text if len(text) <= LONGEST_TRACEBACK else f"{text[:half]} … {text[-half:]}"
+
+
+class Lines(Short):
     """Removes passwords and what a terminal would obey, also from tracebacks and libraries' messages."""
 
     def format(self, record: logging.LogRecord) -> str:
         return "\n".join(map(clean, mask(super().format(record)).split("\n")))
 
 
-class JsonLines(logging.Formatter):
+class JsonLines(Short):
     """The record with all its facts as JSON. Lines written by a handler also have its task's facts."""
 
     def format(self, record: logging.LogRecord) -> str:
@@ -233,6 +242,8 @@ class JsonLines(logging.Formatter):
         return json.dumps({key: _plain(value) for key, value in document.items() if value is not None})
 
 
+# In characters.
+LONGEST_TRACEBACK: Final = 50_000
 _OF_ALL = frozenset({*logging.makeLogRecord({}).__dict__, "message", "asctime", "taskName"})
 
 

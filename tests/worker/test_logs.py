@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 import re
+import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -109,6 +110,20 @@ def test_the_last_failure_is_an_error_with_its_traceback_and_those_before_it_say
     assert failed["traceback"].startswith("Traceback")
     assert 'raise ValueError("no such' in failed["traceback"]
     assert "s3cr3t" not in "".join(lines.found)
+
+
+@pytest.mark.parametrize("formatter", [work.Lines(), work.JsonLines()], ids=["text", "json"])
+def test_an_exception_that_quotes_megabytes_takes_no_more_of_the_log_than_another(
+    formatter: logging.Formatter,
+) -> None:
+    try:
+        raise ValueError("\x1b" * 2_000_000 + "the end")
+    except ValueError:
+        record = logging.makeLogRecord({"msg": "failed", "exc_info": sys.exc_info()})
+    line = formatter.format(record)
+    assert "Traceback" in line
+    assert line.rstrip('"}').endswith("the end")
+    assert len(line) < 7 * work.LONGEST_TRACEBACK  # escapes
 
 
 @dataclass
