@@ -49,6 +49,7 @@ DIRECT = {
     "tests/policies/test_users.py::test_a_group_without_users_runs": "counts what its session calls",
     "tests/races/test_finish_tasks.py::test_a_start_that_comes_late": "stops one between two statements",
     "tests/races/test_finish_tasks.py::test_one_maintenance": "looks at who waits for whom",
+    "tests/races/test_finish_tasks.py::test_two_finishes_and_a_start": "stops one between two statements",
     "tests/races/test_moving_groups.py": "stops a session between two statements",
     "tests/races/test_pop_tasks.py::test_eight_poppers_at_once": "prepares statements",
     "tests/races/test_stops.py": "stops a session between two statements",
