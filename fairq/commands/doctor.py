@@ -238,22 +238,30 @@ def judge_clock(before: datetime, at: datetime, after: datetime) -> Finding:
 
 
 def judge_timeouts(found: Sequence[queries.CheckTimeoutsRow]) -> Finding:
-    """A turn or a round of the upkeep that a timeout stops is repeated, and stopped again."""
-    short, remedy = [], ""
+    """A turn or a round of the upkeep that a timeout stops is repeated, and stopped again. A session that was
+    idle for too long is only made again.
+    """
+    short, remedy, in_vain, stops = list[str](), "", False, False
     for row in found:
-        least = SHORT_SESSION if row.name == "idle_session_timeout" else SHORT_TIMEOUT
-        if timedelta(0) < row.length < least:
-            who = "this session" if row.here else f"role {row.role}"
-            short.append((row.length, f"{who}: {row.name} is {span(row.length)}"))
-            remedy = remedy or f"alter role {row.role} set {row.name} = '1min';"
-            if row.here and len(short) == 1:
-                remedy += " It may also be set in the connection string, in PGOPTIONS, or for the database."
+        about_session = row.name == "idle_session_timeout"
+        least = SHORT_SESSION if about_session else SHORT_TIMEOUT
+        if row.length is None or not timedelta(0) < row.length < least:
+            continue
+        who = "this session" if row.here else f"role {row.role}"
+        short.append(f"{who}: {row.name} is {span(row.length)}")
+        stops = stops or not about_session
+        in_vain = in_vain or (not about_session and row.length < timedelta(seconds=1))
+        remedy = remedy or f"alter role {row.role} set {row.name} = '1min';"
+        if row.here and len(short) == 1:
+            remedy += " It may also be set in the connection string, in PGOPTIONS, or for the database."
     if not short:
         return ok("long enough for turns and the upkeep")
-    text = "; ".join(each for _, each in short)
-    if any(length < timedelta(seconds=1) for length, _ in short):
+    text = "; ".join(short)
+    if in_vain:
         return wrong(f"{text}: longer calls are stopped, and repeated in vain", remedy)
-    return look(f"{text}: longer calls are stopped", remedy)
+    if stops:
+        return look(f"{text}: longer calls are stopped", remedy)
+    return look(f"{text}: workers that wait are cut off, and connect again", remedy)
 
 
 def judge_schema(conn: Connection) -> Finding:

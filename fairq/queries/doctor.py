@@ -66,7 +66,7 @@ class CheckTimeoutsRow:
     here: bool
     role: str
     name: str
-    length: datetime.timedelta
+    length: datetime.timedelta | None
 
 
 @driver.Statement[list[CheckTimeoutsRow]](
@@ -89,13 +89,16 @@ with said as (
       where f.rolname in ('fairq_enqueue', 'fairq_work', 'fairq_admin') and pg_has_role(r.oid, f.oid, 'member')
     )
 )
-select s.here, s.role, s.name, (s.value || case when s.value ~ '[a-z]' then '' else 'ms' end)::interval as length
+select s.here, s.role, s.name,
+  case when s.value ~ '^\\s*[\\d.]+\\s*[a-z]*\\s*$' then (s.value || case when s.value ~ '[a-z]' then '' else 'ms' end)::interval end as length
 from said s
 order by s.here desc, s.role, s.name""",
     driver.row(CheckTimeoutsRow),
 )
 def check_timeouts() -> driver.Params:
-    """Timeouts of this session, as they were before the doctor set its own, and of roles that work with fairq."""
+    """Timeouts of this session, as they were before the doctor set its own, and of roles that work with fairq. A role's stands as somebody wrote it; null: as 1e4
+    or 0x100, which an interval does not read.
+    """
     return ()
 
 

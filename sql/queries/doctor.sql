@@ -16,8 +16,9 @@ select current_setting('server_version') as version, current_setting('server_ver
   current_setting('full_page_writes') as full_page_writes, current_setting('autovacuum') as autovacuum, current_setting('track_counts') as track_counts;
 
 -- name: CheckTimeouts :many
--- Timeouts of this session, as they were before the doctor set its own, and of roles that work with fairq.
--- fairq: not null here, role, name, length
+-- Timeouts of this session, as they were before the doctor set its own, and of roles that work with fairq. A role's stands as somebody wrote it; null: as 1e4
+-- or 0x100, which an interval does not read.
+-- fairq: not null here, role, name
 with said as (
   select true as here, current_user::text as role, s.name, s.reset_val || coalesce(s.unit, '') as value
   from pg_catalog.pg_settings s
@@ -35,7 +36,8 @@ with said as (
       where f.rolname in ('fairq_enqueue', 'fairq_work', 'fairq_admin') and pg_has_role(r.oid, f.oid, 'member')
     )
 )
-select s.here, s.role, s.name, (s.value || case when s.value ~ '[a-z]' then '' else 'ms' end)::interval as length
+select s.here, s.role, s.name,
+  case when s.value ~ '^\s*[\d.]+\s*[a-z]*\s*$' then (s.value || case when s.value ~ '[a-z]' then '' else 'ms' end)::interval end as length
 from said s
 order by s.here desc, s.role, s.name;
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import uuid
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -291,7 +292,10 @@ def timeout(ms: int, name: str = "statement_timeout", role: str | None = None) -
         ),
         ([timeout(2000)], "look", "this session: statement_timeout is 2 s", "PGOPTIONS"),
         ([timeout(1500, "transaction_timeout")], "look", "transaction_timeout is 1.5 s", "'1min'"),
-        ([timeout(30_000, "idle_session_timeout")], "look", "idle_session_timeout is 30 s", "'1min'"),
+        ([timeout(30_000, "idle_session_timeout")], "look", "cut off, and connect again", "'1min'"),
+        ([timeout(500, "idle_session_timeout")], "look", "cut off, and connect again", "'1min'"),
+        ([timeout(2000), timeout(500, "idle_session_timeout")], "look", "calls are stopped", "'1min'"),
+        ([queries.CheckTimeoutsRow(False, "a", "statement_timeout", None)], "ok", "long enough", ""),
         (
             [timeout(900, role="a"), timeout(120_000, role="b")],
             "wrong",
@@ -315,6 +319,25 @@ def test_a_timeout_is_read_in_any_unit(db: psycopg.Connection[Any], said: str, m
     db.execute(f"alter role fairq_test_hasty set statement_timeout = '{said}'".encode())
     found = [each for each in queries.check_timeouts(db) if each.role == "fairq_test_hasty"]
     assert found == [timeout(ms, role="fairq_test_hasty")]
+
+
+def test_timeouts_are_read_however_they_were_written(database: Database) -> None:
+    role = f"fairq_test_{uuid.uuid4().hex[:12]}"
+    with database.connect(autocommit=True) as conn:
+        try:
+            conn.execute(f"create role {role} in role fairq_work".encode())
+            for written, length in (
+                ("' 50ms '", 0.05),
+                ("'1.5 min'", 90),
+                ("200", 0.2),
+                ("'1e4'", None),
+                ("'0x100'", None),
+            ):
+                conn.execute(f"alter role {role} set statement_timeout = {written}".encode())
+                (row,) = (each for each in queries.check_timeouts(conn) if each.role == role)
+                assert row.length == (None if length is None else timedelta(seconds=length))
+        finally:
+            conn.execute(f"drop role if exists {role}".encode())
 
 
 # --- The round --------------------------------------------------------------------------------------
