@@ -5,9 +5,9 @@ here, all of it with `FAIRQ_TEST_ROWS=1000000`, as `make test-long` does) are cr
 finished. Then each call is measured in buffers beside the same call on a fresh queue: at most twice as many.
 """
 
-import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from itertools import count as counting
 from random import Random
 from typing import Any
 
@@ -16,9 +16,8 @@ import pytest
 
 from tests.contract.loads import LONG
 from tests.support.calls import FINISH, POP, Held, column, ending, finish, pop, register
-from tests.support.database import Database
 from tests.support.plans import explain, shared_buffers
-from tests.support.server import TestServer, create_database, drop_database
+from tests.support.server import private_server
 
 TASKS = 200_000 if LONG else 20_000
 BATCH = 500
@@ -159,19 +158,7 @@ def drain(queue: Queue) -> None:
         queue.finish(held)
 
 
-def leave_alone(conn: Conn) -> None:
-    """Autovacuum can remove nothing here. But if it analyzed just before a call, that call would plan anew,
-    and what it reads of the catalogue would count.
-    """
-    for (table,) in conn.execute(
-        "select oid::regclass::text from pg_class"
-        " where relnamespace = 'fairq'::regnamespace and relkind = 'r'"
-    ).fetchall():
-        conn.execute(f"alter table {table} set (autovacuum_enabled = off)".encode())
-
-
 def prepare(conn: Conn, load: Load) -> Queue:
-    leave_alone(conn)
     queue = Queue(conn)
     queue.register()
     conn.execute("select fairq.promote_overflow()")
@@ -183,41 +170,31 @@ def prepare(conn: Conn, load: Load) -> Queue:
 
 
 @pytest.fixture(scope="module")
-def fresh(server: TestServer, template: str) -> Iterator[Callable[[Load], dict[str, int]]]:
+def databases() -> Iterator[Iterator[str]]:
+    """New databases, on a server where nobody else makes or analyzes any table: a session that falls behind
+    with such news forgets its catalogue and its plans, and what it reads to have them again would count.
+    """
+    with private_server({"autovacuum": False}) as server:
+
+        def made() -> Iterator[str]:
+            for number in counting():
+                with psycopg.connect(server.dsn(), autocommit=True) as conn:
+                    conn.execute(f"create database fairq{number} template fairq".encode())
+                yield server.dsn(f"fairq{number}")
+
+        yield made()
+
+
+def fresh(dsn: str, load: Load) -> dict[str, int]:
     """The costs on a queue that has seen a hundred tasks."""
-    number = iter(range(100))
-    names = []
-
-    def costs(load: Load) -> dict[str, int]:
-        name = f"fairq_fresh_{server.run_id}_{os.getpid()}_{next(number)}"
-        create_database(server, name, template)
-        names.append(name)
-        # A transaction begins with the measuring and holds no dead rows: for it, too, the ledger waits.
-        with (
-            psycopg.connect(server.dsn(name), autocommit=True) as conn,
-            psycopg.connect(server.dsn(name)) as other,
-        ):
-            queue = prepare(conn, load)
-            other.execute("select pg_current_xact_id()")
-            return measure(queue)
-
-    yield costs
-    for name in names:
-        drop_database(server, name)
+    # A transaction begins with the measuring and holds no dead rows: for it, too, the ledger waits.
+    with psycopg.connect(dsn, autocommit=True) as conn, psycopg.connect(dsn) as other:
+        queue = prepare(conn, load)
+        other.execute("select pg_current_xact_id()")
+        return measure(queue)
 
 
-@pytest.mark.parametrize("kind", LOADS)
-def test_dead_rows_under_a_held_snapshot_cost_the_hot_calls_nothing(
-    database: Database, fresh: Callable[[Load], dict[str, int]], kind: str
-) -> None:
-    """I9: every call within twice the buffers of the same call on a fresh queue."""
-    load = LOADS[kind]
-    usual = fresh(load)
-    report = database.connect(autocommit=False)
-    report.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
-    report.execute("select pg_current_xact_id(), count(*) from fairq.tasks").fetchone()
-
-    queue = prepare(database.connect(autocommit=True), load)
+def churn(queue: Queue, load: Load) -> None:
     for number in range(TASKS // BATCH):
         turn(queue, load, BATCH)
         if number % 10 == 9:
@@ -225,9 +202,24 @@ def test_dead_rows_under_a_held_snapshot_cost_the_hot_calls_nothing(
     settle(queue)
     if not load.backlog:
         drain(queue)
-    costs = measure(queue)
 
-    assert report.execute("select count(*) from fairq.tasks").fetchone() == (0,), "the snapshot was held"
+
+@pytest.mark.parametrize("kind", LOADS)
+def test_dead_rows_under_a_held_snapshot_cost_the_hot_calls_nothing(
+    databases: Iterator[str], kind: str
+) -> None:
+    """I9: every call within twice the buffers of the same call on a fresh queue."""
+    load = LOADS[kind]
+    usual = fresh(next(databases), load)
+    dsn = next(databases)
+    with psycopg.connect(dsn) as report, psycopg.connect(dsn, autocommit=True) as conn:
+        report.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+        report.execute("select pg_current_xact_id(), count(*) from fairq.tasks").fetchone()
+        queue = prepare(conn, load)
+        churn(queue, load)
+        costs = measure(queue)
+        assert report.execute("select count(*) from fairq.tasks").fetchone() == (0,), "the snapshot was held"
+
     # Who reads all open wishes to cancel reads the dead ones, too: the house, and a heartbeat that names no
     # tasks. That is a buffer for many of them, and no worker of ours sends such a heartbeat.
     allowed = {what: 2 * count for what, count in usual.items()}
