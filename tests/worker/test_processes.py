@@ -210,15 +210,23 @@ def test_quit_gives_everything_back_at_once(desk: Desk) -> None:
     assert desk.rows("select state, max_attempts - attempt from fairq.live_tasks") == [("overflow", 5)]
 
 
-def test_a_handler_that_starves_the_loop_is_not_taken_for_a_lost_worker(desk: Desk) -> None:
-    """As long as that is shorter than the lease, although another worker runs the upkeep."""
-    desk.queue("other")
-    id = desk.enqueue("blocks", 1.2)
-    with (
-        work_process(desk.dsn, *SHORT, "-c", "1") as worker,
-        work_process(desk.dsn, *SHORT, app="other") as other,
-    ):
-        other.wait_for("worker ")
+def test_a_handler_that_starves_the_loop_is_not_taken_for_a_lost_worker(desk: Desk, tmp_path: Path) -> None:
+    """As long as that is shorter than the lease: the sign of life does not come from the loop."""
+    last_beat = "select max(beat_at) from fairq.heartbeats where worker_id = %s"
+    go_on = tmp_path / "go on"
+    silent = desk.one("select fairq.register_worker('silent', '{default}', 1, interval '1 minute')")
+    id = desk.enqueue("blocks_until", str(go_on))
+    with work_process(desk.dsn, "-c", "1", "--lease", "60", "--maintain-interval", "0") as worker:
+        desk.wait_until(lambda: desk.effects("began") == 1, "it began")
+        ours = desk.one("select worker_id from effects")
+        before = desk.one(last_beat, ours)
+        desk.wait_until(lambda: desk.one(last_beat, ours) > before, "there is a sign of life")
+        with desk.conn.transaction(force_rollback=True):
+            # When a worker would be lost that has been silent since the handler began.
+            desk.rows("select set_config('fairq.now', (%s + interval '61 seconds')::text, true)", before)
+            assert desk.one("select fairq.maintain(p_part => 'recovery')") == {}
+            assert desk.rows("select distinct worker_id from fairq.workers") == [(ours,)] != [(silent,)]
+        go_on.touch()
         desk.wait_until(lambda: desk.live == 0, "it ends")
         assert desk.end(id)[:2] == ("succeeded", 1)
         worker.send(signal.SIGTERM)

@@ -87,6 +87,14 @@ async def blocks(payload: float, ctx: fairq.Context) -> None:
 
 
 @app.task
+async def blocks_until(payload: str, ctx: fairq.Context) -> None:
+    """Starves the loop until that file is there."""
+    note("began", ctx)
+    while not os.path.exists(payload):  # noqa: ASYNC240
+        time.sleep(0.01)  # noqa: ASYNC251
+
+
+@app.task
 async def waits_for_a_thread(payload: float, ctx: fairq.Context) -> None:
     """Its coroutine can be cancelled, but the call that it awaits cannot."""
     await asyncio.to_thread(note, "began", ctx)
