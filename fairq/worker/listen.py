@@ -103,7 +103,7 @@ class Listener:
             session = await client.backend_pid(conn)
         async with await _connect(conninfo(self._node.dsn, "fairq listen test")) as bell:
             await bell.execute("select pg_catalog.pg_notify(%s, '')", [channel])
-        if [notice async for notice in conn.notifies(timeout=TEST_SECONDS, stop_after=1)]:
+        if await _comes(conn, channel):
             await conn.execute("unlisten *")
             return True
         log.warning(
@@ -118,6 +118,17 @@ class Listener:
                     await conn.execute(sql.SQL("unlisten {}").format(sql.Identifier(channel)))
                     break
         return False
+
+
+async def _comes(conn: Conn, channel: str) -> bool:
+    """Whether a notice comes on that channel. Others may be for a worker that had the same session of a
+    pooler a moment ago.
+    """
+    async with contextlib.aclosing(conn.notifies(timeout=TEST_SECONDS)) as notices:
+        async for notice in notices:
+            if notice.channel == channel:
+                return True
+    return False
 
 
 async def _connect(conninfo: str) -> Conn:

@@ -5,11 +5,16 @@ connection.
 from __future__ import annotations
 
 import signal
+from typing import Any
 
+import psycopg
 import pytest
 
+import fairq
+from fairq.queries import client
+from fairq.worker import listen
 from tests.support.pooler import pooler
-from tests.worker.running import Desk, lines_of, work_process
+from tests.worker.running import Desk, lines_of, work_process, worker_thread
 
 
 def test_a_worker_behind_a_pooler_notices_warns_once_and_polls(desk: Desk) -> None:
@@ -22,6 +27,30 @@ def test_a_worker_behind_a_pooler_notices_warns_once_and_polls(desk: Desk) -> No
         assert worker.wait() == 0
     assert desk.outcomes() == {"succeeded": len(ids)}
     assert desk.workers == 0
+
+
+def test_a_notice_for_another_worker_proves_nothing(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of two that start together, one may get the session of the pooler on which the other one just listened,
+    and with it the other one's notice.
+    """
+    own = fairq.App()
+
+    @own.task
+    def nothing(payload: Any) -> None: ...
+
+    pid = client.backend_pid
+
+    async def pid_meanwhile(conn: listen.Conn) -> int:
+        desk.conn.execute("notify fairq_test_of_another")  # it comes when this transaction ends
+        return await pid(conn)
+
+    monkeypatch.setattr(client, "backend_pid", pid_meanwhile)
+    with pooler(desk.dsn, connections=1) as through, psycopg.connect(through, autocommit=True) as another:
+        another.execute("listen fairq_test_of_another")
+        with worker_thread(own, through):
+            desk.wait_until(lambda: "no notification arrives" in caplog.text, "it is warned")
 
 
 def test_a_way_around_the_pooler_is_listened_on(desk: Desk) -> None:
