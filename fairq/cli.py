@@ -120,6 +120,15 @@ def drop_output() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
+def flush_output() -> None:
+    """Write what is left of the output, if there is room for it."""
+    try:
+        if sys.stdout is not None:  # None: it was closed before we began
+            sys.stdout.flush()
+    except OSError:
+        drop_output()
+
+
 class Commands(click.Group):
     """Imports a command when it is called; help and completion import none."""
 

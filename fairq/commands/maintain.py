@@ -7,13 +7,14 @@ import json
 import signal
 import time
 from collections import Counter
+from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any, Final, NoReturn
 
 import click
 import psycopg
 
-from fairq.cli import Exit, command, option, wants_json
+from fairq.cli import Exit, command, flush_output, option, wants_json
 from fairq.commands.common import Connection, count, duration, limited, session, show
 from fairq.dsn import clean, mask
 from fairq.errors import DatabaseError, is_retryable, translate
@@ -65,6 +66,7 @@ def maintain(every: timedelta | None) -> None:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with contextlib.suppress(KeyboardInterrupt):
         _rounds(every.total_seconds())
+    flush_output()
 
 
 def _rounds(pause: float) -> NoReturn:
@@ -77,13 +79,26 @@ def _rounds(pause: float) -> NoReturn:
                     done = _round(conn)
                     worked = True
                     if done or wants_json():
-                        show({"done": done}, _text(done))
+                        with _where_there_is_room():
+                            show({"done": done}, _text(done))
                     time.sleep(pause)
         except DatabaseError as exc:
             if not worked or not (is_retryable(exc) or exc.sqlstate in (*STOPPED, READ_ONLY)):
                 raise
-            click.echo(f"fairq: {clean(mask(str(exc)))}; trying again", err=True)
+            with _where_there_is_room():
+                click.echo(f"fairq: {clean(mask(str(exc)))}; trying again", err=True)
         time.sleep(max(pause, 1.0))
+
+
+@contextlib.contextmanager
+def _where_there_is_room() -> Iterator[None]:
+    """A full disk under the log ends no upkeep; a reader that leaves does."""
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except OSError:
+        pass
 
 
 def _round(conn: Connection) -> dict[str, Any]:
@@ -97,7 +112,8 @@ def _round(conn: Connection) -> dict[str, Any]:
         except psycopg.Error as exc:
             if conn.closed or not (is_retryable(exc) or exc.sqlstate in STOPPED):
                 raise
-            click.echo(f"fairq: {clean(part)}: {clean(mask(str(translate(exc))))}", err=True)
+            with _where_there_is_room():
+                click.echo(f"fairq: {clean(part)}: {clean(mask(str(translate(exc))))}", err=True)
             done["stopped"] += 1
         else:
             done.update(json.loads(did))

@@ -15,9 +15,22 @@ from typing import Any, Final, get_args
 import click
 from click.core import ParameterSource
 
-from fairq.cli import Exit, Failure, Seconds, command, failure_of, named_dsn, option, together, wants_json
+from fairq.cli import (
+    Exit,
+    Failure,
+    Seconds,
+    command,
+    drop_output,
+    failure_of,
+    flush_output,
+    named_dsn,
+    option,
+    together,
+    wants_json,
+)
 from fairq.dsn import VARIABLES, clean, mask
 from fairq.errors import ConfigurationError, FairqError, Refused, UnknownQueue
+from fairq.worker import log
 from fairq.worker.config import TOLD, Nodes, Settings, queues_of
 from fairq.worker.handlers import RUNNING
 
@@ -169,7 +182,7 @@ def work(
     if worker.left_behind:
         # Python would wait for some kinds of threads. Hanging handlers must not keep the process.
         logging.shutdown()
-        sys.stdout.flush()
+        flush_output()
         os._exit(code)
 
 
@@ -203,8 +216,12 @@ def hide_dsns(args: Sequence[str]) -> tuple[list[str], dict[str, str]]:
 
 
 def _announce(line: str) -> None:
-    click.echo(json.dumps({"started": line}) if wants_json() else line)
-    sys.stdout.flush()
+    """A worker whose output has no room, or no reader, works all the same."""
+    try:
+        click.echo(json.dumps({"started": line}) if wants_json() else line)
+    except OSError as exc:
+        drop_output()
+        log.warning("output_lost", "cannot write to stdout: %s", exc.strerror)
 
 
 class Short(logging.Formatter):

@@ -677,6 +677,21 @@ def test_a_part_of_maintenance_that_is_stopped_holds_up_no_other_one_and_no_late
         assert running.wait() == 0
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
+def test_maintain_goes_on_where_there_is_no_room_for_its_output(database: Database) -> None:
+    ended = "select count(*) from fairq.finished_tasks"
+    observer = database.connect(autocommit=True)
+    with (
+        open("/dev/full", "w") as full,
+        process(database, "maintain", "--every", "100ms", "--json", stdout=full, stderr=full) as running,
+    ):
+        for rounds in (1, 2):
+            ok(database, "enqueue", "bob", "--expires-at", "2020-01-01T00:00:00Z")
+            wait_until(lambda: one(observer, ended) == rounds, "it expires")  # noqa: B023
+        running.terminate()
+        assert running.wait() == 0
+
+
 def test_no_timeout_of_the_role_stops_a_part_of_maintenance(database: Database) -> None:
     with database.connect() as conn:
         conn.execute("create table public.seen (at text)")

@@ -6,6 +6,7 @@ import contextlib
 import json
 import logging
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -20,7 +21,7 @@ from fairq.commands.work import hide_dsns
 from fairq.worker import supervisor
 from tests.support.processes import is_alive
 from tests.support.sessions import wait_until
-from tests.worker.running import Desk, children_of, lines_of, work_process
+from tests.worker.running import APPS, ROOT, Desk, children_of, lines_of, work_process
 
 SHORT = ("--lease", "1.5", "--maintain-interval", "0.3")
 
@@ -447,6 +448,24 @@ def test_a_child_that_cannot_be_made_is_tried_again(
     with caplog.at_level(logging.WARNING, "fairq.worker"):
         assert supervisor.Supervisor([str(program)], 1, 1.0).run() == 0
     assert "cannot be started" in caplog.text
+
+
+@pytest.mark.parametrize("output", ["full", "gone", "closed"])
+def test_a_worker_whose_output_nobody_takes_works_all_the_same(desk: Desk, output: str) -> None:
+    """A full disk under the log, for example."""
+    if output == "full" and not Path("/dev/full").exists():
+        pytest.skip("this system has no /dev/full")
+    id = desk.enqueue("count")
+    argv = [sys.executable, "-m", "fairq", "work", "effects", "--drain", "-c", "1"]
+    redirection = {"full": ">/dev/full 2>&1", "gone": "| true", "closed": ">&- 2>&-"}[output]
+    subprocess.run(
+        ["sh", "-c", f"{shlex.join(argv)} {redirection}; true"],
+        cwd=APPS,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "FAIRQ_DSN": desk.dsn},
+        check=True,
+        timeout=60,
+    )
+    assert desk.end(id)[0] == "succeeded"
 
 
 def test_a_worker_that_does_not_listen_minds_no_address_for_listening(desk: Desk) -> None:
