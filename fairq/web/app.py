@@ -50,6 +50,7 @@ STREAMS = 50  # at once for operators, and as many for tenants
 STREAMS_OF_TENANT = 5
 MINE_SECONDS = 4.0  # how long a tenant's answer is kept
 FOR_TENANTS = 2  # threads for tenants' queries
+HEALTH_SECONDS = 1.0  # how long an answer to probes is kept
 GLANCE_EVERY = 1.0
 SHOWS_ONLY = pages.trouble("Not allowed", 403, "This page does not allow changes.")
 FOREIGN_FORM = pages.trouble(
@@ -100,6 +101,7 @@ class Web:
         )
         self._streams: Counter[str] = Counter()
         self._for_tenants = ThreadPoolExecutor(FOR_TENANTS, "fairq-tenants")
+        self._for_probes = ThreadPoolExecutor(1, "fairq-probes")
         starlette = Starlette(
             routes=[
                 Route("/", self._page(pages.shares)),
@@ -308,14 +310,17 @@ class Web:
             return PlainTextResponse(mask(str(exc)), 503)
 
     async def _health(self, request: Request) -> Response:
-        """For probes: whether the database answers. It shows nothing else, so it needs no token."""
+        """For probes: whether the database answers. It shows nothing else, so it needs no token. However many
+        ask, one connection is made at a time, and none for a second, so that strangers keep nobody waiting.
+        """
 
         def look() -> bool:
             with contextlib.suppress(FairqError, psycopg.Error), self.site.ask():
                 return True
             return False
 
-        is_well = await run_in_threadpool(look)
+        kept = partial(self.site.kept, ("health",), HEALTH_SECONDS, look)
+        is_well = await asyncio.get_running_loop().run_in_executor(self._for_probes, kept)
         return JSONResponse({"ok": is_well}, 200 if is_well else 503)
 
     async def _nowhere(self, request: Request, exc: Exception) -> Response:

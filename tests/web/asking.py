@@ -58,6 +58,15 @@ class Browser:
 
         return asyncio.run(asyncio.wait_for(all_of_them(), 60))
 
+    def gets(self, paths: list[str]) -> list[int]:
+        """The status of each of these, asked for at once."""
+
+        async def all_of_them() -> list[int]:
+            calls = [_call(self.app, self._scope("GET", path, {}), b"", None) for path in paths]
+            return [each.status_code for each in await asyncio.gather(*calls)]
+
+        return asyncio.run(asyncio.wait_for(all_of_them(), 60))
+
     def _ask(
         self, method: str, path: str, headers: dict[str, str], body: bytes, events: int | None
     ) -> Answer:

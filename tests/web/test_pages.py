@@ -2,6 +2,7 @@
 
 import itertools
 import re
+from contextlib import AbstractContextManager
 from typing import Any
 from urllib.parse import urlencode
 
@@ -12,6 +13,8 @@ from starlette.applications import Starlette
 from starlette.routing import Mount
 
 from fairq import metrics, web
+from fairq.web import app
+from fairq.web.site import Ask, Site
 from tests.cli.running import as_role
 from tests.support.calls import create, one, run
 from tests.support.database import Database
@@ -236,6 +239,23 @@ def test_metrics_are_those_of_the_exporter(conn: psycopg.Connection[Any], databa
 def test_health_asks_for_no_token(database: Database) -> None:
     answer = client(database, token="x" * 20).get("/health")
     assert (answer.status_code, answer.json()) == (200, {"ok": True})
+
+
+def test_many_who_ask_for_health_ask_the_database_once(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[None] = []
+    ask = Site.ask
+
+    def counted(site: Site) -> AbstractContextManager[Ask]:
+        asked.append(None)
+        return ask(site)
+
+    monkeypatch.setattr(Site, "ask", counted)
+    monkeypatch.setattr(app, "HEALTH_SECONDS", 60.0)
+    browser = client(database, token=TOKEN)
+    assert browser.gets(["/health"] * 50) == [200] * 50
+    assert len(asked) == 1
 
 
 @pytest.mark.parametrize(
