@@ -270,7 +270,7 @@ def judge_schema(conn: Connection) -> Finding:
     except FairqError as exc:
         return wrong(mask(str(exc)), exc.hint)
     except psycopg.errors.InsufficientPrivilege as exc:
-        return wrong(f"this role may not read it: {_why(exc)}", _GRANT)
+        return wrong(f"this role may not read it: {_why(exc)}", f"{_GRANT}\n{_grant_again()}")
     if version != install.head():
         return look(f"{version}; this fairq brings {install.head()}, and works with both", "fairq migrate")
     return ok(version)
@@ -279,7 +279,13 @@ def judge_schema(conn: Connection) -> Finding:
 _GRANT = "Ask an operator to grant it fairq_enqueue, fairq_work, fairq_observe or fairq_admin."
 
 
+def _grant_again() -> str:
+    return f"After a restore without privileges, as its owner: psql -1 -f {install.sql_dir() / 'grants.sql'}"
+
+
 def judge_rights(row: queries.CheckRightsRow) -> Finding:
+    if not row.granted:
+        return wrong("fairq's roles have no rights here, so neither has a worker", _grant_again())
     if row.superuser:
         less = "Applications and workers need less: fairq_enqueue and fairq_work."
         return ok("superuser: may do everything", less)

@@ -109,12 +109,16 @@ class CheckRightsRow:
     work: bool | None
     admin: bool | None
     observe: bool
+    granted: bool
 
 
 @driver.Statement[CheckRightsRow](
     "the",
     """-- name: CheckRights :one
-select r.rolsuper as superuser, f.enqueue, f.work, f.admin, has_table_privilege('fairq.queue_stats', 'select') as observe
+select r.rolsuper as superuser, f.enqueue, f.work, f.admin, has_table_privilege('fairq.queue_stats', 'select') as observe, (
+    select coalesce(bool_or(has_schema_privilege(g.oid, 'fairq', 'usage')), false) from pg_catalog.pg_roles g
+    where g.rolname in ('fairq_enqueue', 'fairq_work', 'fairq_observe', 'fairq_admin')
+  ) as granted
 from pg_catalog.pg_roles r
 cross join (
   select bool_or(p.proname = 'create_task' and c.may) as enqueue,
@@ -128,6 +132,7 @@ where r.rolname = current_user""",
     driver.row(CheckRightsRow),
 )
 def check_rights() -> driver.Params:
+    """granted: whether fairq's roles have their rights, which a dump or a restore may leave out."""
     return ()
 
 

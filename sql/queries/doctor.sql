@@ -42,9 +42,13 @@ from said s
 order by s.here desc, s.role, s.name;
 
 -- name: CheckRights :one
--- fairq: not null superuser, observe
+-- granted: whether fairq's roles have their rights, which a dump or a restore may leave out.
+-- fairq: not null superuser, observe, granted
 -- fairq: always
-select r.rolsuper as superuser, f.enqueue, f.work, f.admin, has_table_privilege('fairq.queue_stats', 'select') as observe
+select r.rolsuper as superuser, f.enqueue, f.work, f.admin, has_table_privilege('fairq.queue_stats', 'select') as observe, (
+    select coalesce(bool_or(has_schema_privilege(g.oid, 'fairq', 'usage')), false) from pg_catalog.pg_roles g
+    where g.rolname in ('fairq_enqueue', 'fairq_work', 'fairq_observe', 'fairq_admin')
+  ) as granted
 from pg_catalog.pg_roles r
 cross join (
   select bool_or(p.proname = 'create_task' and c.may) as enqueue,

@@ -42,7 +42,10 @@ CONNECTION: dict[str, Any] = {
     "isolation": "read committed",
     "read_only": "off",
 }
-RIGHTS: dict[str, Any] = dict.fromkeys(("superuser", "enqueue", "work", "observe", "admin"), False)
+RIGHTS: dict[str, Any] = {
+    **dict.fromkeys(("superuser", "enqueue", "work", "observe", "admin"), False),
+    "granted": True,
+}
 
 
 def findings(database: Database | str, exit_code: int = 0, *options: str) -> dict[str, dict[str, Any]]:
@@ -115,6 +118,7 @@ def test_the_clocks_are_compared_with_room_for_the_round_trip(at: datetime, verd
         ({}, "wrong", "may do nothing"),
         ({"enqueue": True, "observe": True}, "ok", "may enqueue, observe"),
         ({"superuser": True}, "ok", "superuser"),
+        ({"superuser": True, "granted": False}, "wrong", "fairq's roles have no rights here"),
     ],
 )
 def test_rights_are_judged(changes: dict[str, Any], verdict: str, says: str) -> None:
@@ -513,6 +517,33 @@ def test_a_forgotten_prepared_transaction_is_wrong(
         assert remedy in findings(database, 1)["horizon"]["remedy"]
     finally:
         conn.execute(f"rollback prepared '{name}'".encode())
+
+
+def test_rights_that_a_restore_left_out_are_missed_and_can_be_given_again(database: Database) -> None:
+    """`pg_restore --no-privileges`"""
+    conn = database.connect(autocommit=True)
+    granted = """
+        select n.oid::regnamespace::text, n.nspacl::text from pg_namespace n where n.nspname = 'fairq'
+        union all select p.oid::regprocedure::text, p.proacl::text
+        from pg_proc p where p.pronamespace = 'fairq'::regnamespace
+        union all select c.oid::regclass::text, c.relacl::text
+        from pg_class c where c.relnamespace = 'fairq'::regnamespace
+        union all select a.attrelid::regclass::text || '.' || a.attname, a.attacl::text
+        from pg_attribute a join pg_class c on c.oid = a.attrelid
+        where c.relnamespace = 'fairq'::regnamespace and a.attacl is not null
+        order by 1"""
+    before = conn.execute(granted.encode()).fetchall()
+    for what in ("schema fairq", "all tables in schema fairq", "all functions in schema fairq"):
+        roles = "fairq_enqueue, fairq_work, fairq_observe, fairq_admin"
+        conn.execute(f"revoke all on {what} from {roles}".encode())
+    assert findings(database, Exit.NO)["rights"]["verdict"] == "wrong"
+    told = findings(as_role(database, "fairq_work"), Exit.NO)["schema"]
+    assert told["verdict"] == "wrong"
+    file = told["remedy"].split("psql -1 -f ")[1]
+    with conn.transaction():
+        conn.execute(Path(file).read_bytes())
+    assert conn.execute(granted.encode()).fetchall() == before
+    assert findings(as_role(database, "fairq_work"))["rights"]["verdict"] == "ok"
 
 
 def test_behind_a_transaction_pooler_listen_is_silent_and_said_to_be(database: Database) -> None:
