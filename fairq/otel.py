@@ -165,6 +165,7 @@ class _Waits:
                         self._dsn,
                         autocommit=True,
                         prepare_threshold=None,
+                        client_encoding="utf8",
                         connect_timeout=CONNECT_SECONDS,
                         fallback_application_name="fairq traces",
                     )

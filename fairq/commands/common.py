@@ -44,7 +44,11 @@ def connect(dsn: str) -> Connection:
     Its transactions are READ COMMITTED, whatever the role's default is, because promotion needs that.
     """
     conn = psycopg.connect(
-        patient(dsn), autocommit=True, prepare_threshold=None, fallback_application_name="fairq"
+        patient(dsn),
+        autocommit=True,
+        prepare_threshold=None,
+        client_encoding="utf8",  # whatever PGCLIENTENCODING and the database's own are
+        fallback_application_name="fairq",
     )
     conn.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
     set_json_loads(_loads, conn)

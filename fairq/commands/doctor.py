@@ -221,6 +221,11 @@ def judge_server(row: queries.CheckServerRow) -> Finding:
         if getattr(row, name) == "off":
             remedy = f"alter system set {name} = on; select pg_reload_conf();"
             return wrong(f"{text} with {name} off: {harm}", remedy)
+    if row.encoding != "UTF8":
+        return look(
+            f"{text}; the database has the encoding {row.encoding}, and refuses what has other letters",
+            "Move to a new one: create database … encoding 'UTF8' template template0;",
+        )
     return ok(text)
 
 

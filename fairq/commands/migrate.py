@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from typing import Any
 
 import click
-import psycopg
 
 from fairq import install
 from fairq.cli import Exit, amount, command, named_dsn, option, wants_json
-from fairq.commands.common import console, count, show
+from fairq.commands.common import connect, console, count, show
 from fairq.dsn import describe, resolve
 from fairq.worker.loading import load_app
 
@@ -78,7 +78,7 @@ def migrate(to: str, app: str | None, check: bool, lock_timeout: float, patience
         how = f"already at {version}"
     text = f"{describe(where)} is {how}."
     if declared is not None:
-        with psycopg.connect(where, prepare_threshold=None) as conn:
+        with contextlib.closing(connect(where)) as conn, conn.transaction():
             declared.install(conn)
         document["queues"] = declared.queues
         text += f"\nThe app's queues exist: {', '.join(declared.queues)}."
@@ -87,7 +87,7 @@ def migrate(to: str, app: str | None, check: bool, lock_timeout: float, patience
 
 def _check(dsn: str, to: str) -> None:
     target = install.resolve(to)
-    with psycopg.connect(dsn, prepare_threshold=None) as conn:
+    with contextlib.closing(connect(dsn)) as conn:
         version = install.schema_version(conn)
     steps = install.plan(version, target)
     document = {

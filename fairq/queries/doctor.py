@@ -48,13 +48,15 @@ class CheckServerRow:
     full_page_writes: str
     autovacuum: str
     track_counts: str
+    encoding: str
 
 
 @driver.Statement[CheckServerRow](
     "the",
     """-- name: CheckServer :one
 select current_setting('server_version') as version, current_setting('server_version_num')::integer as number, current_setting('fsync') as fsync,
-  current_setting('full_page_writes') as full_page_writes, current_setting('autovacuum') as autovacuum, current_setting('track_counts') as track_counts""",
+  current_setting('full_page_writes') as full_page_writes, current_setting('autovacuum') as autovacuum, current_setting('track_counts') as track_counts,
+  current_setting('server_encoding') as encoding""",
     driver.row(CheckServerRow),
 )
 def check_server() -> driver.Params:

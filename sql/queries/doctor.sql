@@ -11,9 +11,10 @@ select current_user::text as role, pg_backend_pid() as pid, pg_is_in_recovery() 
   current_setting('default_transaction_isolation') as isolation, current_setting('default_transaction_read_only') as read_only;
 
 -- name: CheckServer :one
--- fairq: not null version, number, fsync, full_page_writes, autovacuum, track_counts
+-- fairq: not null version, number, fsync, full_page_writes, autovacuum, track_counts, encoding
 select current_setting('server_version') as version, current_setting('server_version_num')::integer as number, current_setting('fsync') as fsync,
-  current_setting('full_page_writes') as full_page_writes, current_setting('autovacuum') as autovacuum, current_setting('track_counts') as track_counts;
+  current_setting('full_page_writes') as full_page_writes, current_setting('autovacuum') as autovacuum, current_setting('track_counts') as track_counts,
+  current_setting('server_encoding') as encoding;
 
 -- name: CheckTimeouts :many
 -- Timeouts of this session, as they were before the doctor set its own, and of roles that work with fairq. A role's stands as somebody wrote it; null: as 1e4

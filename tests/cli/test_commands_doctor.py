@@ -34,6 +34,7 @@ SERVER: dict[str, Any] = {
     "full_page_writes": "on",
     "autovacuum": "on",
     "track_counts": "on",
+    "encoding": "UTF8",
 }
 CONNECTION: dict[str, Any] = {
     "role": "bob",
@@ -90,6 +91,7 @@ def test_the_connection_is_judged(changes: dict[str, Any], pid: int, verdict: st
         ({"full_page_writes": "off"}, "wrong", "full_page_writes off"),
         ({"autovacuum": "off"}, "wrong", "autovacuum off"),
         ({"track_counts": "off"}, "wrong", "track_counts off"),
+        ({"encoding": "LATIN1"}, "look", "has the encoding LATIN1"),
     ],
 )
 def test_the_server_is_judged(changes: dict[str, Any], verdict: str, says: str) -> None:
