@@ -17,7 +17,7 @@ import psycopg
 from fairq.cli import Exit, command, flush_output, option, wants_json
 from fairq.commands.common import Connection, count, duration, limited, session, show
 from fairq.dsn import clean, mask
-from fairq.errors import DatabaseError, is_retryable, translate
+from fairq.errors import DatabaseError, is_retryable, sqlstate_of, translate
 from fairq.queries import workers
 from fairq.schedules import plan_due
 
@@ -82,11 +82,11 @@ def _rounds(pause: float) -> NoReturn:
                         with _where_there_is_room():
                             show({"done": done}, _text(done))
                     time.sleep(pause)
-        except DatabaseError as exc:
-            if not worked or not (is_retryable(exc) or exc.sqlstate in (*STOPPED, READ_ONLY)):
+        except (DatabaseError, psycopg.Error) as exc:
+            if not worked or not (is_retryable(exc) or sqlstate_of(exc) in STOPPED):
                 raise
             with _where_there_is_room():
-                click.echo(f"fairq: {clean(mask(str(exc)))}; trying again", err=True)
+                click.echo(f"fairq: {clean(mask(str(translate(exc))))}; trying again", err=True)
         time.sleep(max(pause, 1.0))
 
 
@@ -110,7 +110,7 @@ def _round(conn: Connection) -> dict[str, Any]:
             with limited(conn, PART_SECONDS):
                 did = workers.maintain(conn, part=part)
         except psycopg.Error as exc:
-            if conn.closed or not (is_retryable(exc) or exc.sqlstate in STOPPED):
+            if conn.closed or exc.sqlstate == READ_ONLY or not (is_retryable(exc) or exc.sqlstate in STOPPED):
                 raise
             with _where_there_is_room():
                 click.echo(f"fairq: {clean(part)}: {clean(mask(str(translate(exc))))}", err=True)

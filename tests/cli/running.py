@@ -48,10 +48,11 @@ def as_role(database: Database, role: str) -> str:
 
 
 @contextlib.contextmanager
-def process(database: Database, *arguments: str, **kwargs: Any) -> Iterator["subprocess.Popen[str]"]:
+def process(database: Database | str, *arguments: str, **kwargs: Any) -> Iterator["subprocess.Popen[str]"]:
     """Run the command in its own process; it is killed at the end if it still runs."""
     # Whatever the run itself is shown on: a terminal of a test moves its cursor.
-    env = {**os.environ, "FAIRQ_DSN": database.dsn, "PYTHONPATH": str(ROOT), "TERM": "xterm-256color"}
+    dsn = database if isinstance(database, str) else database.dsn
+    env = {**os.environ, "FAIRQ_DSN": dsn, "PYTHONPATH": str(ROOT), "TERM": "xterm-256color"}
     started = subprocess.Popen(
         [sys.executable, "-m", "fairq", *arguments],
         env=env,

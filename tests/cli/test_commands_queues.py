@@ -24,7 +24,7 @@ from tests.cli.running import answer, as_role, fairq, ok, process, terminal
 from tests.support.calls import column, create_all, one, pop, promote, register
 from tests.support.database import Database
 from tests.support.moves import assert_moved, begin, step
-from tests.support.server import TestServer, create_database, drop_database, with_database
+from tests.support.server import TestServer, create_database, drop_database, private_server, with_database
 from tests.support.sessions import wait_until, wait_until_blocked
 from tools.reference import commands
 
@@ -632,6 +632,12 @@ def test_a_part_of_maintenance_that_fails_is_told_and_holds_up_no_other_one(data
     assert "failed" not in ok(database, "maintain")
 
 
+def test_maintain_says_once_that_the_server_takes_no_writes(database: Database) -> None:
+    """A standby, for example."""
+    done = fairq(make_conninfo(database.dsn, options="-c default_transaction_read_only=on"), "maintain")
+    assert (done.exit_code, done.stderr.count("read-only transaction")) == (Exit.DATABASE, 1)
+
+
 def test_maintain_works_where_the_role_defaults_to_serializable(database: Database) -> None:
     """QF005 concerns only callers with their own transactions."""
     strict = make_conninfo(database.dsn, options="-c default_transaction_isolation=serializable")
@@ -673,6 +679,25 @@ def test_a_part_of_maintenance_that_is_stopped_holds_up_no_other_one_and_no_late
         observer.execute("select pg_terminate_backend(%s)", [pid])
         assert running.stderr.readline().endswith("; trying again\n")
         wait_until(lambda: column(observer, sessions, database.name) not in ([], [pid]), "it is back")
+        running.terminate()
+        assert running.wait() == 0
+
+
+def test_maintain_waits_for_a_server_that_is_restarted() -> None:
+    with (
+        private_server() as server,
+        process(server.dsn("fairq"), "maintain", "--every", "100ms", "--json") as running,
+    ):
+        assert running.stdout
+        assert running.stderr
+        running.stdout.readline()
+        server.stop()
+        while "failed: " not in running.stderr.readline():  # it connects in vain
+            pass
+        server.start()
+        sessions = "select pid from pg_stat_activity where application_name = 'fairq'"
+        with psycopg.connect(server.dsn(), autocommit=True) as observer:
+            wait_until(lambda: bool(column(observer, sessions)), "it is back")
         running.terminate()
         assert running.wait() == 0
 
