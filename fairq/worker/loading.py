@@ -18,6 +18,11 @@ def load_app(name: str) -> App:
     here = os.getcwd()
     if here not in sys.path:
         sys.path.insert(0, here)
+    if "/" in module_name or (module_name.endswith(".py") and os.path.isfile(module_name)):
+        dotted = os.path.normpath(module_name).removesuffix(".py").replace("/", ".")
+        known = all(map(str.isidentifier, dotted.split(".")))
+        hint = f"Write {dotted}" if known else "Write myapp.tasks for myapp/tasks.py"
+        raise ConfigurationError(f"{module_name!r} is a file; a module has dots and no ending", hint)
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as exc:
@@ -26,7 +31,7 @@ def load_app(name: str) -> App:
         raise ConfigurationError(
             f"there is no module {module_name!r}", f"Looked in {here} and on Python's path."
         ) from exc
-    except Exception as exc:
+    except (Exception, SystemExit) as exc:
         raise ConfigurationError(
             f"{module_name!r} cannot be imported: {type(exc).__name__}: {exc}",
             f'To see where: python -c "import {module_name}"',

@@ -74,6 +74,16 @@ def test_an_app_that_is_not_there_is_refused(app: str) -> None:
     assert worker.says("fairq: "), worker.output
 
 
+@pytest.mark.parametrize("file", ["tasks.py", "./tasks.py:app", "tasks"])
+def test_a_file_is_no_module_and_a_module_that_ends_python_no_app(file: str, tmp_path: Path) -> None:
+    (tmp_path / "tasks.py").write_text("import sys\nsys.exit(0)\n")
+    argv = [sys.executable, "-m", "fairq", "work", file, "--dsn", "postgresql:///nowhere"]
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(argv, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2
+    assert ("Write tasks" if ".py" in file else "'tasks' cannot be imported: SystemExit") in done.stderr
+
+
 def test_a_killed_workers_tasks_are_run_by_another_and_the_loss_is_recorded(desk: Desk) -> None:
     """S28, S29, HR30, I1: SIGKILL in the middle of a task."""
     id = desk.enqueue("sleeps", 30)
