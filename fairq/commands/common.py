@@ -85,8 +85,9 @@ def limited(conn: Connection, seconds: float) -> Iterator[None]:
 
 
 def rows(conn: Connection, query: str, **parameters: Any) -> list[dict[str, Any]]:
+    """The rows, in binary form: psycopg reads times as text only in the usual DateStyle and IntervalStyle."""
     with conn.cursor(row_factory=dict_row) as cursor:
-        return cursor.execute(query.encode(), parameters or None).fetchall()
+        return cursor.execute(query.encode(), parameters or None, binary=True).fetchall()
 
 
 def server_time(conn: Connection) -> datetime:

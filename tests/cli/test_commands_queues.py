@@ -732,6 +732,37 @@ def test_no_timeout_of_the_role_stops_a_part_of_maintenance(database: Database) 
     assert set(column(database.connect(), "select at from public.seen")) == {"1min"}
 
 
+# --- Styles of times --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "style", ["datestyle=German", "intervalstyle=sql_standard", "intervalstyle=iso_8601"]
+)
+def test_commands_read_times_whatever_style_the_role_or_the_database_has(
+    database: Database, style: str
+) -> None:
+    fill(database)
+    styled = make_conninfo(database.dsn, options=f"-c {style} -c timezone=Asia/Tokyo")
+    ok(styled, "schedules", "create", "nightly", "--group", "bob", "--every", "1h")
+    ok(styled, "groups", "set", "bob", "--rate-limit", "5", "--rate-period", "90s")
+    for command in (
+        "stats",
+        "shares",
+        "groups",
+        "queues",
+        "schedules",
+        "keys",
+        "cluster",
+        "explain 1",
+        "metrics",
+    ):
+        ok(styled, *command.split())
+    for command in ("groups", "queues", "schedules", "explain 1"):
+        assert answer(styled, *command.split()).keys() == answer(database, *command.split()).keys()
+    assert answer(styled, "queues") == answer(database, "queues")
+    assert "failed" not in fairq(styled, "doctor").stdout
+
+
 # --- Letters ----------------------------------------------------------------------------------------
 
 
