@@ -135,7 +135,11 @@ begin
   loop
     -- A group without users has no lanes of users.
     continue when v_scope.column4 is null or not v_scope.column6 or v_scope.column1 = 3 and v_lane.inside is not distinct from null;
-    v_lane := fairq._lane(v_scope.column2, v_scope.column3, v_scope.column4, case when v_scope.column1 = 3 then p_user_key else '' end);
+    -- A key that was not in use for a minute has no lane any more.
+    v_lane := case
+      when v_scope.column3 = '#keys' then fairq._counter(v_scope.column2, v_scope.column3, v_scope.column4)
+      else fairq._lane(v_scope.column2, v_scope.column3, v_scope.column4, case when v_scope.column1 = 3 then p_user_key else '' end)
+    end;
     continue when v_lane.policy is null and (v_lane.gate).held_until is null;
     v_allowance := fairq._allowance(v_lane.policy, v_lane.gate, p_now, (v_lane.pace).reserved);
     continue when v_allowance.tasks > 0;

@@ -141,6 +141,21 @@ def test_a_group_at_its_cap_is_the_reason(db: Conn) -> None:
     assert pop(db, worker, 10) == [second]
 
 
+def test_a_key_without_places_is_the_reason_even_when_nobody_remembers_it(database: Database) -> None:
+    """What is known of a key that nobody uses goes after a minute, its cap stays."""
+    conn = database.connect(autocommit=True)
+    at(conn, "12:00:00")
+    worker = register(conn)
+    run(conn, """select fairq.configure_key('k', '{"max_running": 0}')""")
+    task = create(conn, concurrency_key="k")
+    assert pop(conn, worker) == []
+    for time in ("12:00:05", "12:02:00", "12:04:00"):
+        at(conn, time)
+        maintain(conn)
+    assert run(conn, "select from fairq.lanes where queue = '#keys'") == []
+    assert 'concurrency key "k": 0 tasks are in flight, the cap is 0' in explain(conn, task)[-1]
+
+
 def test_explaining_changes_nothing(database: Database) -> None:
     """It can run on a standby."""
     conn = database.connect()
