@@ -14,7 +14,7 @@ declare
 begin
   select array_agg(t.held) filter (where t.held is not null) as held, array_agg(t.ready) filter (where t.ready is not null) as ready,
     array_agg(t.parked) filter (where t.parked is not null) as parked, array_agg(t.body) filter (where t.ends) as ended, bool_or(not t.ends) as comes_back,
-    bool_or(t.hold is not null) as holds,
+    bool_or(t.hold is not null) as holds, bool_or(t.keyed) as keyed,
     bool_or(t.counted or t.user_counted or t.keyed or t.meters <> 0 or t.charge is not null) as gives_back
   into v_all
   from unnest(p_tasks) t;
@@ -41,6 +41,7 @@ begin
     delete from fairq.parked k where k.shard_no = p_shard_no and k.ctid = any(v_all.parked);
   end if;
   if v_all.gives_back then perform fairq._give_back(p_shard_no, p_tasks); end if;
+  if v_all.keyed then perform fairq._pass_keys_on(p_shard_no, p_tasks); end if;
   if v_all.holds then
     -- A key is held in all shards, as its settings are.
     perform fairq._ring_group(s.shard_no, case t.hold when 'key' then '#keys' else b.queue end, case t.hold when 'key' then b.concurrency_key else b.group_key end,
@@ -138,6 +139,32 @@ begin
     where t.charge is not null
   ) a
   group by a.queue, a.group_key, a.user_key, a.kind, a.measured;
+end;
+$$;
+
+-- Wakes the workers of another queue when it is its turn at a key that comes free. Those of the task's own queue are at work, or look soon. The others would
+-- sleep on: nobody may promote the task's queue now, and a promotion looks at keys only where tasks wait for one (see _open_keys).
+-- Cost: two steps for each key.
+create function fairq._pass_keys_on(p_shard_no integer, p_tasks fairq.leaving[]) returns void
+language plpgsql set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmapscan = off set enable_indexscan = on set enable_sort = off as $$
+begin
+  perform pg_notify('fairq', q.queue)
+  from (
+    select distinct b.queue, b.concurrency_key
+    from unnest(p_tasks) t
+    cross join lateral fairq._body(p_shard_no, t.id) b
+    where t.keyed and b.concurrency_key is not null
+  ) f
+  cross join lateral (
+    select k.queue from fairq.parked k
+    where k.shard_no = p_shard_no and k.concurrency_key = f.concurrency_key
+      and k.turn >= coalesce((fairq._lane(p_shard_no, '#keys', f.concurrency_key)).finish, 0)
+    order by k.turn, k.id limit 1
+  ) n
+  join fairq.queues q on q.queue = n.queue and q.notify
+  -- A transaction that is to commit in two phases must not notify.
+  join fairq.queues o on o.queue = f.queue and o.notify
+  where n.queue <> f.queue;
 end;
 $$;
 

@@ -10,7 +10,19 @@ import time
 import psycopg
 import pytest
 
-from tests.support.calls import Conn, call, create, create_many, finish, one, pop, promote, register, run
+from tests.support.calls import (
+    Conn,
+    call,
+    create,
+    create_many,
+    finish,
+    maintain,
+    one,
+    pop,
+    promote,
+    register,
+    run,
+)
 from tests.support.database import Database
 
 pytestmark = pytest.mark.usefixtures("one_shard")
@@ -30,11 +42,18 @@ def ear(database: Database) -> Conn:
 
 
 def heard(db: Conn, ear: Conn) -> int:
-    """Notices since last asked. One of our own marks the end: notices come in the order of the commits."""
+    """How many notices since last asked."""
+    return len(heard_of(db, ear))
+
+
+def heard_of(db: Conn, ear: Conn) -> list[str]:
+    """The queues of those. A notice of our own marks the end: they come in the order of the commits."""
+    queues: list[str] = []
     run(db, "notify fairq, 'that is all'")
-    for count, notice in enumerate(ear.notifies(timeout=10)):
+    for notice in ear.notifies(timeout=10):
         if notice.payload == "that is all":
-            return count
+            return queues
+        queues.append(notice.payload)
     raise AssertionError("the notice sent last did not come")
 
 
@@ -153,7 +172,11 @@ def test_a_key_or_a_cluster_that_has_room_again_wakes_those_who_wait(db: Conn, e
 
 
 def test_a_key_that_comes_free_wakes_the_workers_of_another_queue(db: Conn, ear: Conn) -> None:
-    """I8: the worker that gave the place back promotes its own queue only."""
+    """I8: the worker that gave the place back promotes its own queue only.
+
+    They are told when it is given back, and when it is granted; a turn is one transaction, which says it
+    once.
+    """
     call(db, "configure_queue", "mail")
     worker = register(db, "default", "mail")
     create(db, "bob", concurrency_key="k")
@@ -162,9 +185,34 @@ def test_a_key_that_comes_free_wakes_the_workers_of_another_queue(db: Conn, ear:
     assert pop(db, worker, queue="mail") == []
     heard(db, ear)
     finish(db, worker, held)
+    assert heard_of(db, ear) == ["mail"]
     assert pop(db, worker) == []
-    assert heard(db, ear) == 1
+    assert heard_of(db, ear) == ["mail"]
     assert len(pop(db, worker, queue="mail")) == 1
+
+
+@pytest.mark.parametrize("how", ["nothing of its own waits", "its queue is paused", "its worker stops"])
+def test_a_key_wakes_the_workers_of_another_queue_though_its_own_has_no_use_for_it(
+    db: Conn, ear: Conn, how: str
+) -> None:
+    """I8: when the place is given back, and nobody promotes the queue of the task that had it."""
+    call(db, "configure_queue", "mail")
+    worker, other = register(db, "default"), register(db, "mail")
+    create(db, "bob", concurrency_key="k")
+    held = pop(db, worker)
+    maintain(db)  # forgets that there were tasks with keys here
+    create(db, "alice", queue="mail", concurrency_key="k")
+    assert pop(db, other, queue="mail") == []
+    if how == "its queue is paused":
+        call(db, "pause_queue", "default")
+    heard(db, ear)
+    if how == "its worker stops":
+        call(db, "retire_worker", worker)
+    else:
+        finish(db, worker, held)
+        assert pop(db, worker) == []
+    assert "mail" in heard_of(db, ear)
+    assert len(pop(db, other, queue="mail")) == 1
 
 
 def test_to_ask_costs_the_same_beside_a_huge_open_transaction(db: Conn, database: Database) -> None:
