@@ -51,7 +51,7 @@ begin
   end if;
   if v_meter_changes then perform fairq._apply_meter('queue ' || p_queue); end if;
   select q.* into v_queue from fairq.queues q where q.queue = p_queue;
-  if v_queue.notify and (v_groups_change or v_meter_changes) then perform pg_notify('fairq', p_queue); end if;
+  if v_queue.notify and v_changes <> '{}' then perform pg_notify('fairq', p_queue); end if;
   return v_queue;
 end;
 $$;

@@ -215,6 +215,18 @@ def test_a_key_wakes_the_workers_of_another_queue_though_its_own_has_no_use_for_
     assert len(pop(db, other, queue="mail")) == 1
 
 
+def test_slots_that_are_kept_no_longer_wake_those_who_wait(db: Conn, ear: Conn) -> None:
+    """I8: long tasks may have them at once."""
+    call(db, "configure_queue", "default", short_slots=1, short_under=1, short_idle=600)
+    worker = register(db, slots=2)
+    create_many(db, "bob", 3, cost=100)
+    assert len(pop(db, worker)) == 1
+    heard(db, ear)
+    call(db, "configure_queue", "default", short_slots=None)
+    assert heard(db, ear) == 1
+    assert len(pop(db, worker)) == 2
+
+
 def test_to_ask_costs_the_same_beside_a_huge_open_transaction(db: Conn, database: Database) -> None:
     """I9: 20,000 rings of a transaction that is still open are not stepped over by those who enqueue."""
 
