@@ -1,5 +1,5 @@
 -- Retires a worker in good order. What it still holds goes back in line without using up an attempt, except a task that may be tried only once and perhaps
--- began.
+-- began. Other workers are told: what it gave back, just now or before, waits for them.
 -- Unknown workers are ignored: retiring twice does no harm.
 -- Raises QF005 not READ COMMITTED: an older snapshot would leave behind what the worker has popped since, and nobody would know its holder.
 -- Locks: the worker's row, waiting for a pop of this worker to end; held, waiting for a finish to end.
@@ -32,6 +32,10 @@ begin
           exit when v_left = coalesce(cardinality(v_tasks), 0);
         end loop;
         delete from fairq.heartbeats h where h.shard_no = v_shard_no and h.worker_id = p_worker_id;
+        perform pg_notify('fairq', q.queue)
+        from fairq.workers w
+        join fairq.queues q on q.queue = any(w.queues) and q.notify
+        where w.shard_no = v_shard_no and w.worker_id = p_worker_id;
         delete from fairq.workers w where w.shard_no = v_shard_no and w.worker_id = p_worker_id;
       end loop;
       return;

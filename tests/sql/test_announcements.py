@@ -227,6 +227,18 @@ def test_slots_that_are_kept_no_longer_wake_those_who_wait(db: Conn, ear: Conn) 
     assert len(pop(db, worker)) == 2
 
 
+def test_a_worker_that_retires_wakes_the_others(db: Conn, ear: Conn) -> None:
+    """I8: what it gave back waits for them."""
+    worker = register(db)
+    create_many(db, "bob", 2)
+    assert len(pop(db, worker)) == 2
+    heard(db, ear)
+    call(db, "retire_worker", worker)
+    assert heard(db, ear) == 1
+    call(db, "retire_worker", worker)
+    assert heard(db, ear) == 0, "it has gone already"
+
+
 def test_to_ask_costs_the_same_beside_a_huge_open_transaction(db: Conn, database: Database) -> None:
     """I9: 20,000 rings of a transaction that is still open are not stepped over by those who enqueue."""
 
