@@ -97,7 +97,8 @@ begin
     perform fairq._open_keys(p_shard_no, fairq._now());
   elsif not exists (select from fairq._tick(p_shard_no, p_queue.queue) k where not fairq._has_news(k)) then
     v_promoted := (fairq._promote(p_shard_no, p_queue.queue, fairq._ready_target(p_shard_no, p_queue), false)).o_promoted;
-    if v_promoted > 0 and p_queue.notify then perform pg_notify('fairq', p_queue.queue); end if;
+    -- Tasks with a key or a rate wait for the pop that takes them.
+    perform pg_notify('fairq', p_queue.queue) from fairq._tick(p_shard_no, p_queue.queue) k where p_queue.notify and (v_promoted > 0 or k.horizon is not null);
   end if;
   -- No pop promotes a paused queue, so one of its tasks would keep a key that it was granted.
   if p_queue.paused_at is not null and fairq._lock_domain(p_shard_no, '#keys', false) then

@@ -239,6 +239,20 @@ def test_a_worker_that_retires_wakes_the_others(db: Conn, ear: Conn) -> None:
     assert heard(db, ear) == 0, "it has gone already"
 
 
+@pytest.mark.parametrize("settings", [{}, {"group_rate_limit": 10}])
+def test_upkeep_wakes_workers_for_what_a_lost_one_had(db: Conn, ear: Conn, settings: dict[str, int]) -> None:
+    """I8: also if only a pop may make it ready."""
+    call(db, "configure_queue", "default", **settings)
+    run(db, "select set_config('fairq.now', '2030-01-01 12:00+00', false)")
+    worker = register(db, lease="1 minute")
+    create_many(db, "bob", 2)
+    assert len(pop(db, worker)) == 2
+    run(db, "select set_config('fairq.now', '2030-01-01 12:05+00', false)")
+    heard(db, ear)
+    maintain(db)
+    assert heard(db, ear) == 1
+
+
 def test_to_ask_costs_the_same_beside_a_huge_open_transaction(db: Conn, database: Database) -> None:
     """I9: 20,000 rings of a transaction that is still open are not stepped over by those who enqueue."""
 

@@ -47,6 +47,7 @@ LEFT_OUT = {
     "tests/sql/test_announcements.py::test_a_key_wakes": NO_NOTIFY,
     "tests/sql/test_announcements.py::test_slots_that_are_kept_no_longer": NO_NOTIFY,
     "tests/sql/test_announcements.py::test_a_worker_that_retires": NO_NOTIFY,
+    "tests/sql/test_announcements.py::test_upkeep_wakes": NO_NOTIFY,
     "tests/sql/test_announcements.py::test_a_call_for_many": NO_NOTIFY,
     "tests/sql/test_announcements.py::test_scheduled_tasks": NO_NOTIFY,
     "tests/sql/test_announcements.py::test_what_rolls_back": NO_NOTIFY,
