@@ -71,6 +71,17 @@ begin
 end;
 $$;
 
+-- Whether the cluster's meter had no room when it last heard its rings.
+create function fairq._is_cluster_full(p_now timestamptz) returns boolean
+language sql stable set search_path = pg_catalog, pg_temp as $$
+  select exists (
+    select
+    from fairq.settings s
+    cross join lateral fairq._lane(0, '#cluster', 'cluster') l
+    where s.max_running is not null and l.policy is distinct from null and (fairq._allowance(l.policy, l.gate, p_now)).tasks < 1
+  )
+$$;
+
 -- Hears the rings of a meter, and writes it.
 -- Locks: none of its own; the caller holds the domain of the meter.
 create function fairq._settle_meter(p_scope text, p_now timestamptz) returns void

@@ -21,6 +21,7 @@ declare
   v_empty text[] := array[]::text[];
   v_next record;
   v_scope text;
+  v_was_full boolean := false;
 begin
   -- The order of locks: meters come before any domain or keys, and a queue without meters may be asked before one with them.
   if p_limit > 0 and exists (select from fairq.queues q where q.queue = any(p_queues) and q.metered) then
@@ -33,6 +34,7 @@ begin
     loop
       perform fairq._lock_counters(0, '#' || v_scope, false);
     end loop;
+    v_was_full := fairq._is_cluster_full(fairq._now());
   end if;
   if p_ended_ids <> '{}' then
     v_answer.ended := array(
@@ -72,6 +74,11 @@ begin
     -- One call hears and parks a bounded amount, and another session may be promoting: then there is soon more to look at. The same holds where the horizon
     -- stands before a lane that this call did not get to.
     if v_next.has_more then v_answer.due_in := least(v_answer.due_in, 0.02); end if;
+    if v_was_full then
+      -- This worker has no use for the places of the cluster that it freed. Workers of other queues may wait for them, and sleep.
+      perform pg_notify('fairq', q.queue) from fairq.queues q
+      where q.notify and q.metered and q.paused_at is null and q.queue <> all(p_queues) and fairq._is_worth_asking(q.queue, fairq._now());
+    end if;
   end if;
   return next v_answer;
 end;

@@ -215,6 +215,32 @@ def test_a_key_wakes_the_workers_of_another_queue_though_its_own_has_no_use_for_
     assert len(pop(db, other, queue="mail")) == 1
 
 
+def test_a_place_of_the_cluster_that_nobody_takes_wakes_the_workers_of_other_queues(
+    db: Conn, ear: Conn
+) -> None:
+    """I8: and nobody, while those who freed it have work for it."""
+    call(db, "configure_queue", "mail")
+    call(db, "configure_queue", "idle")
+    call(db, "configure_cluster", max_running=1)
+    worker, other = register(db, "default"), register(db, "mail")
+    create_many(db, "bob", 2)
+    create(db, "alice", queue="mail")
+    turn = """
+        select id, attempt from fairq.turn(%s, %s::text[], '{1}', 1, p_ended_ids => %s::bigint[],
+          p_ended_attempts => %s::integer[])
+        where id is not null"""
+    ((first, attempt),) = run(db, turn, worker, ["default"], [], [])
+    assert run(db, turn, other, ["mail"], [], []) == []
+    heard(db, ear)
+    ((second, attempt),) = run(db, turn, worker, ["default"], [first], [attempt])
+    assert heard(db, ear) == 0
+    assert run(db, turn, worker, ["default"], [second], [attempt]) == []
+    assert heard_of(db, ear) == ["mail"]
+    assert len(run(db, turn, other, ["mail"], [], [])) == 1
+    assert run(db, turn, worker, ["default"], [], []) == []
+    assert heard(db, ear) == 0, "there is no room"
+
+
 def test_slots_that_are_kept_no_longer_wake_those_who_wait(db: Conn, ear: Conn) -> None:
     """I8: long tasks may have them at once."""
     call(db, "configure_queue", "default", short_slots=1, short_under=1, short_idle=600)

@@ -45,6 +45,7 @@ LEFT_OUT = {
     "tests/sql/test_announcements.py::test_a_key_or_a_cluster": NO_NOTIFY,
     "tests/sql/test_announcements.py::test_a_key_that_comes_free": NO_NOTIFY,
     "tests/sql/test_announcements.py::test_a_key_wakes": NO_NOTIFY,
+    "tests/sql/test_announcements.py::test_a_place_of_the_cluster": NO_NOTIFY,
     "tests/sql/test_announcements.py::test_slots_that_are_kept_no_longer": NO_NOTIFY,
     "tests/sql/test_announcements.py::test_a_worker_that_retires": NO_NOTIFY,
     "tests/sql/test_announcements.py::test_upkeep_wakes": NO_NOTIFY,
