@@ -132,10 +132,11 @@ language sql stable as $$
   left join lateral (select v.*) l on v.version >= p_tick.first_version
   cross join lateral (select coalesce(l.cursors, '{}') = '{}' as was_idle) i
   cross join lateral (
-    -- What was spent in another unit is forgotten.
+    -- What was spent in another unit is forgotten. After a rebuild a probe that was ready is in line again; one that is held is still under way.
     select case
       when v.gate is distinct from null
-        then ((l.gate).in_flight, (l.gate).uncounted, (v.gate).rate_at, (v.gate).failures, (v.gate).open_until, (l.gate).probe_until,
+        then ((l.gate).in_flight, (l.gate).uncounted, (v.gate).rate_at, (v.gate).failures, (v.gate).open_until,
+          case when l.version is not null or n.freed < 0 then (v.gate).probe_until end,
           case when (v.pace).unit <> p_queue.fairness then 0 else (v.gate).spent end, (v.gate).spent_until, (v.gate).held_until, (v.gate).held_by)::fairq.gate
     end as gate
   ) k

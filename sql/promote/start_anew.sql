@@ -63,7 +63,8 @@ begin
   if v_counts_only then
     -- What was used of a rate, and breakers, stay: nothing else knows them.
     update fairq.lanes l
-    set gate = (0, null, (l.gate).rate_at, (l.gate).failures, (l.gate).open_until, null, null, null, (l.gate).held_until, (l.gate).held_by)::fairq.gate,
+    set gate = (0, null, (l.gate).rate_at, (l.gate).failures, (l.gate).open_until, (l.gate).probe_until, null, null, (l.gate).held_until,
+        (l.gate).held_by)::fairq.gate,
       look_at = case when p_queue = '#keys' then greatest(fairq._now(), (l.gate).held_until) end
     where l.shard_no = p_shard_no and l.queue = p_queue;
   else
@@ -77,7 +78,8 @@ begin
   with forgotten as (
     delete from fairq.rings r where r.shard_no = p_shard_no and r.queue = p_queue
     -- What the last tick has not heard of.
-    returning r.group_key, r.used, r.hold_until, r.held_by, r.xid >= v_heard.next_xid and (r.xid <> v_heard.heard_xid or r.ring_id > v_heard.heard_ring)
+    returning r.group_key, r.user_key, r.ring_id, r.failures, r.succeeded, r.used, r.hold_until, r.held_by,
+      r.xid >= v_heard.next_xid and (r.xid <> v_heard.heard_xid or r.ring_id > v_heard.heard_ring)
       or exists (select from unnest(v_heard.pending) p where p.xid = r.xid and p.ring_id < r.ring_id) as is_news
   ),
   given as (
@@ -156,12 +158,14 @@ begin
     left join taken t on t.group_key = c.group_key and t.user_key is not distinct from c.user_key
     left join expected e on e.group_key = c.group_key and e.user_key is not distinct from c.user_key
   ),
-  -- What was used is spent even if it was not heard of yet, and holds stay.
+  -- What was used is spent even if it was not heard of yet, holds stay, and breakers hear how attempts ended, in this order.
   kept as (
-    insert into fairq.rings (shard_no, queue, group_key, used, charged, hold_until, held_by, configured)
-    select p_shard_no, p_queue, f.group_key, f.used, case when f.used > 0 then 0 end, f.hold_until, f.held_by, f.hold_until is not null
+    insert into fairq.rings (shard_no, queue, group_key, user_key, failures, succeeded, used, charged, hold_until, held_by, configured)
+    select p_shard_no, p_queue, f.group_key, case when f.failures > 0 or f.succeeded then f.user_key end, f.failures, f.succeeded, f.used,
+      case when f.used > 0 then 0 end, f.hold_until, f.held_by, f.hold_until is not null
     from forgotten f
-    where f.is_news and (f.used > 0 or f.hold_until is not null)
+    where f.is_news and (f.used > 0 or f.hold_until is not null or f.failures > 0 or f.succeeded)
+    order by f.ring_id
   )
   select pg_current_snapshot() into v_snapshot;
 

@@ -106,6 +106,32 @@ def test_half_open_lets_exactly_one_probe_through(conn: Conn) -> None:
     assert_sound(conn)
 
 
+@pytest.mark.parametrize("of", ["group", "queue"])
+@pytest.mark.parametrize("outcome", ["failed", "succeeded"])
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_rebuild_lets_no_second_probe_through(conn: Conn, of: str, outcome: str, when: str) -> None:
+    """D21, I11: and how the first one ends is heard, before or after."""
+    if of == "queue":
+        call(conn, "configure_queue", "default", breaker_threshold=3, breaker_cooldown=60)
+        bob = register(conn)
+        create_many(conn, "bob", 10)
+        finish(conn, bob, pop(conn, bob, 3), "failed")
+        assert pop(conn, bob) == []
+    else:
+        bob = opened(conn)
+    at(conn, "12:01:00")
+    probe = pop(conn, bob)
+    assert len(probe) == 1
+    if when == "before":
+        finish(conn, bob, probe, outcome)
+    call(conn, "rebuild", "default")
+    if when == "after":
+        assert pop(conn, bob) == []
+        finish(conn, bob, probe, outcome)
+    assert len(pop(conn, bob)) == (6 if outcome == "succeeded" else 0)
+    assert_sound(conn)
+
+
 def test_a_lost_probe_times_out(conn: Conn) -> None:
     bob = opened(conn)
     at(conn, "12:01:00")
