@@ -359,7 +359,10 @@ begin
   select q.* into v_queue from fairq.queues q where q.queue = p_queue;
   return v_queue.paused_at is null
     and exists (select from fairq.workers w where w.shard_no = p_shard_no and p_queue = any(w.queues) and w.lost_at is null)
-    and coalesce(fairq._sweep_floor(p_shard_no, 'unused keys ' || p_queue) <= extract(epoch from p_now - interval '10 seconds') * 1000000, true)
+    and not exists (
+      select from to_timestamp(fairq._sweep_floor(p_shard_no, 'unused keys ' || p_queue) / 1000000.0) u(left_at)
+      where u.left_at > p_now - interval '10 seconds' and u.left_at <= p_now
+    )
     and not exists (
       select
       from (

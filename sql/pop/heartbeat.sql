@@ -54,7 +54,9 @@ begin
   where w.shard_no = p_shard_no and w.worker_id = p_worker_id and w.lost_at is null;
   if not found then perform fairq._refuse_worker(p_worker_id); end if;
   if v_role <> fairq._caller() then perform fairq._check_worker(p_shard_no, p_worker_id); end if;
-  if v_previous >= p_now - (case when p_beats then interval '0' else v_lease / 3 end) then return; end if;
+  if v_previous between p_now - (case when p_beats then interval '0' else v_lease / 3 end) and p_now + interval '1 minute' then return; end if;
+  -- The server's clock was set back, by more than the sweeps allow for. Upkeep may come only after it has caught up.
+  if v_previous > p_now then perform fairq._forget_floors(p_shard_no); end if;
   -- The worker's row first, in the order of those who retire it or give it up. Otherwise the pop that follows would wait for them, and they for its heartbeat.
   perform from fairq.workers w where w.shard_no = p_shard_no and w.worker_id = p_worker_id and w.lost_at is null for key share;
   if not found then perform fairq._refuse_worker(p_worker_id); end if;

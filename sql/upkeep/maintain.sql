@@ -59,6 +59,7 @@ declare
 begin
   case
     when p_part = 'recovery' then
+      perform fairq._set_heartbeats_back(p_shard_no, v_now);
       return jsonb_build_object('recovered', (
           select sum(fairq._recover_worker(p_shard_no, s.worker_id, p_limit, v_now)) from fairq._silent_workers(p_shard_no, v_now) s(worker_id)),
         'unclaimed', fairq._give_up_claims(p_shard_no, p_limit, v_now));

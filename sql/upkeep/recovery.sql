@@ -27,6 +27,34 @@ begin
 end;
 $$;
 
+-- After the server's clock was set back: signs of life from the future count as if they were given now. Otherwise what a dead worker holds would stay with it
+-- until that time comes, and its lease after it.
+-- Locks: heartbeats, "skip locked". Cost: one step for each worker.
+create function fairq._set_heartbeats_back(p_shard_no integer, p_now timestamptz) returns void
+language plpgsql set search_path = pg_catalog, pg_temp as $$
+begin
+  with ahead as (
+    delete from fairq.heartbeats h
+    where h.shard_no = p_shard_no
+      and h.ctid = any(array(
+        select b.ctid
+        from fairq.workers w
+        cross join lateral (
+          select k.ctid from fairq.heartbeats k
+          where k.shard_no = p_shard_no and k.worker_id = w.worker_id and k.beat_at > p_now + interval '1 minute'
+          for update skip locked
+        ) b
+        where w.shard_no = p_shard_no
+      ))
+    returning h.worker_id, h.circuit_open, h.circuit_trips
+  )
+  insert into fairq.heartbeats (shard_no, worker_id, beat_at, circuit_open, circuit_trips)
+  select distinct on (a.worker_id) p_shard_no, a.worker_id, p_now, a.circuit_open, a.circuit_trips from ahead a
+  on conflict do nothing;
+  if found then perform fairq._forget_floors(p_shard_no); end if;
+end;
+$$;
+
 -- Workers without a sign of life for their lease. While the server was down no worker could give one, so they get some time after its start.
 create function fairq._silent_workers(p_shard_no integer, p_now timestamptz) returns setof bigint
 language plpgsql set search_path = pg_catalog, pg_temp as $$
@@ -35,7 +63,10 @@ begin
     select w.worker_id from fairq.workers w
     where w.shard_no = p_shard_no
       and (w.lost_at is not null
-        or p_now > greatest(pg_postmaster_start_time() + least(w.lease, interval '20 seconds'), w.registered_at + w.lease, w.lease + (
+        or p_now > greatest(
+          -- Null where the clock was set back since.
+          case when pg_postmaster_start_time() <= p_now then pg_postmaster_start_time() + least(w.lease, interval '20 seconds') end,
+          case when w.registered_at <= p_now then w.registered_at + w.lease end, w.lease + (
           select h.beat_at from fairq.heartbeats h
           where h.shard_no = p_shard_no and h.worker_id = w.worker_id
           order by h.beat_at desc limit 1

@@ -7,6 +7,7 @@ language plpgsql set search_path = pg_catalog, pg_temp set enable_sort = off as 
 declare
   v_tick fairq.ticks;
   v_floor bigint;
+  v_from timestamptz;
   v_unheard xid8[];
   v_found record;
   v_swept integer := 0;
@@ -78,10 +79,10 @@ begin
   end if;
 
   if p_queue = '#keys' then
-    v_floor := coalesce(fairq._sweep_floor(p_shard_no, 'idle keys'), 0);
+    v_from := fairq._time_floor(p_shard_no, 'idle keys', fairq._now());
     with idle as materialized (
       select l.ctid, l.look_at from fairq.lanes l
-      where l.shard_no = p_shard_no and l.queue = p_queue and l.look_at >= to_timestamp(v_floor / 1000000.0)
+      where l.shard_no = p_shard_no and l.queue = p_queue and l.look_at >= v_from
         and l.look_at <= fairq._now() - interval '1 minute'
       order by l.look_at limit p_limit
     )
@@ -260,6 +261,23 @@ begin
     v_floor := null;
   end if;
   return coalesce(v_floor, '-infinity');
+end;
+$$;
+
+-- Makes the sweeps by times start at the beginning again, because the server's clock was set back. Until it comes as far again, rows may come whose time lies
+-- before the floors; when it has, or is set forward, no sweep would see that these have not passed them.
+-- Locks: the floors, "skip locked": upkeep that is at work looks by itself, and the next call tries again.
+create function fairq._forget_floors(p_shard_no integer) returns void
+language plpgsql set search_path = pg_catalog, pg_temp as $$
+begin
+  delete from fairq.sweeps w
+  where w.shard_no = p_shard_no
+    and w.ctid = any(array(
+      select f.ctid from fairq.sweeps f
+      where f.shard_no = p_shard_no
+        and f.what = any(array['claims', 'claims next', 'claims next xid', 'expiry', 'keys', 'keys next', 'keys next xid', 'idle keys'])
+      for update skip locked
+    ));
 end;
 $$;
 

@@ -251,3 +251,59 @@ def test_a_clock_that_is_set_back_hides_nothing_from_the_sweeps(db: Conn) -> Non
     run(db, "update fairq.finished_tasks set finished_at = finished_at - interval '1 hour'")
     maintain(db)
     assert one(db, "select count(*) from fairq.idempotency_keys") == 0
+
+
+def test_a_clock_that_is_set_back_and_forward_between_two_upkeeps_hides_nothing_from_the_sweeps(
+    db: Conn,
+) -> None:
+    """I1: no upkeep saw it, but a worker that gave a sign of life before and meanwhile did."""
+    at(db, "12:00:00")
+    worker = register(db, lease="1 day")
+    for minute in ("00", "01", "02", "03"):
+        at(db, f"12:{minute}:00")
+        maintain(db)
+    run(db, "select fairq.heartbeat(%s)", worker)
+    at(db, "11:00:00")
+    claimed = create(db, concurrency_key="k")
+    assert pop(db, worker, 1, lease="10 seconds") == [claimed]
+    run(db, "select fairq.pause_group('default', 'late')")
+    late = create(db, "late", expires_at="2030-01-01 11:00:10+00")
+    at(db, "12:03:05")
+    did = maintain(db)
+    assert (did["unclaimed"], did["expired"]) == (1, 1)
+    assert state(db, late) == "expired"
+    assert pop(db, worker, 1) == [claimed]
+
+
+def test_a_dead_worker_is_lost_in_time_though_the_clock_was_set_back(db: Conn) -> None:
+    """I7: not only when the clock has come as far again. Who lives goes on, and is no less alive."""
+    at(db, "12:00:00")
+    dead, alive = register(db, lease="1 minute"), register(db, lease="1 minute")
+    tasks = create_many(db, "bob", 2)
+    assert pop(db, dead, 1) + pop(db, alive, 1) == tasks
+    at(db, "12:00:01")
+    run(db, "select fairq.heartbeat(%s, p_circuit_trips => 3)", alive)
+    at(db, "11:00:00")
+    maintain(db)
+    for seconds in ("40", "59"):
+        at(db, f"11:00:{seconds}")
+        run(db, "select fairq.heartbeat(%s)", alive)
+    at(db, "11:01:30")
+    assert maintain(db)["recovered"] == 1
+    assert run(db, "select worker_id from fairq.workers") == [(alive,)]
+    assert run(db, "select circuit_trips from fairq.heartbeats") == [(3,)]
+    assert pop(db, alive, 1) == tasks[:1]
+    assert finish(db, alive, tasks[1:]) == tasks[1:]
+
+
+def test_what_is_known_of_idle_keys_is_swept_after_the_clock_was_set_back(db: Conn) -> None:
+    at(db, "12:00:00")
+    worker = register(db, lease="1 day")
+    for time in ("12:00:00", "11:00:00"):
+        at(db, time)
+        create(db, concurrency_key=time)
+        finish(db, worker, pop(db, worker))
+        for minute in ("02", "04", "06"):
+            at(db, time.replace("00:00", f"{minute}:00"))
+            maintain(db)
+        assert run(db, "select from fairq.lanes where queue = '#keys'") == []
