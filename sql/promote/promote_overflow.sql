@@ -452,9 +452,11 @@ begin
 end;
 $$;
 
--- Rings for lanes that had room when they were written and have none now.
+-- Rings for lanes that had room when they were written and have none now, and for such users of groups that wait.
 create function fairq._look_again(p_tick fairq.ticks, p_limit integer, p_now timestamptz) returns boolean
 language plpgsql set search_path = pg_catalog, pg_temp as $$
+declare
+  v_rings boolean;
 begin
   insert into fairq.rings (shard_no, queue, group_key)
   select p_tick.shard_no, p_tick.queue, l.group_key
@@ -465,7 +467,31 @@ begin
     and (fairq._allowance(l.policy, l.gate, p_now, (l.pace).reserved)).tasks < 1
   order by l.finish, l.position
   limit greatest(p_limit, 100);
-  return found;
+  v_rings := found;
+  if p_tick.users then
+    insert into fairq.rings (shard_no, queue, group_key, user_key)
+    select p_tick.shard_no, p_tick.queue, w.group_key, u.user_key
+    from (
+      select l.group_key
+      from fairq.lanes l
+      where l.shard_no = p_tick.shard_no and l.queue = p_tick.queue and l.user_key = '' and l.admissible
+        and l.inside is distinct from null
+        and (l.finish, l.position) >= (p_tick.horizon, p_tick.horizon_position)
+      order by l.finish, l.position
+      limit greatest(p_limit, 100)
+    ) w
+    cross join lateral (
+      select l.user_key
+      from fairq.lanes l
+      where l.shard_no = p_tick.shard_no and l.queue = fairq._users_of(p_tick.queue) and l.queue like '#users %' and l.group_key = w.group_key and l.admissible
+        and l.policy is distinct from null
+        and (fairq._allowance(l.policy, l.gate, p_now)).tasks < 1
+      order by l.finish, l.position
+      limit greatest(p_limit, 100)
+    ) u;
+    v_rings := v_rings or found;
+  end if;
+  return v_rings;
 end;
 $$;
 

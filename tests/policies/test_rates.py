@@ -142,11 +142,18 @@ def test_recalled_tasks_are_not_charged_twice(conn: Conn) -> None:
 
 
 @pytest.mark.usefixtures("one_shard")
-def test_a_clock_that_is_set_back_does_not_stop_the_queue(conn: Conn) -> None:
-    """I8: bob's turn was due, and waits behind the horizon; then it is no longer due."""
+@pytest.mark.parametrize("user", [None, "jane"])
+def test_a_clock_that_is_set_back_does_not_stop_the_queue(conn: Conn, user: str | None) -> None:
+    """I8: bob's turn, or that of one of his users, was due, and waits behind the horizon; then it is no
+    longer due.
+    """
     call(conn, "configure_queue", "default", ready_target=2)
-    call(conn, "configure_group", "default", "bob", rate_limit=1, rate_period="10 s", rate_burst=1)
-    create_many(conn, "bob", 3, costs=[5.0] * 3)
+    rate = {"rate_limit": 1, "rate_period": "10 s", "rate_burst": 1}
+    if user:
+        call(conn, "configure_user", "default", "bob", user, **rate)
+    else:
+        call(conn, "configure_group", "default", "bob", **rate)
+    create_many(conn, "bob", 3, costs=[5.0] * 3, user_keys=[user] * 3)
     create_many(conn, "alice", 10)
     bob = register(conn)
     assert sorted(groups_of(pop(conn, bob, 2))) == ["alice", "bob"]
