@@ -136,9 +136,10 @@ begin
       when p_take = 0 or ((c.lane).finish, (c.lane).position) >= (p_last.block, p_last.position) then p_tick.clock
       else least(p_last.block + 1, p_tick.clock + least(4e18, ceil(w.reach * fairq._round()))::bigint)
     end,
-    -- How far the lane comes with what is left of its budget. The first task that finds something left goes.
+    -- How far the lane comes with what is left of its budget. The first task that finds something left goes, even if that is less than one unit of virtual
+    -- time: otherwise the lane would stay at the horizon, and everybody behind it.
     case
-      when ((c.lane).policy).budget is not null then (c.lane).finish + greatest(0, least(2e18,
+      when ((c.lane).policy).budget is not null then (c.lane).finish + greatest(1, least(2e18,
         fairq._round() * fairq._budget_left((c.lane).policy, (c.lane).gate, ((c.lane).pace).reserved, p_now) / (c.lane).weight))::bigint
       else 9223372036854775807
     end)::fairq.share order by c.nth)

@@ -46,6 +46,24 @@ def end(conn: Conn, worker: int, held: Sequence[Held], each: float) -> None:
     finish(conn, worker, held, costs=[float(each)] * len(held))
 
 
+@pytest.mark.parametrize(("weight", "spent"), [(1000, 0.9999), (1, 0.9999988)])
+@pytest.mark.parametrize("user", [None, "jane"])
+def test_a_budget_that_is_nearly_used_up_stops_nobody_else(
+    conn: Conn, weight: float, spent: float, user: str | None
+) -> None:
+    """I8, I15: what is left is less than one unit of virtual time. The first task that finds some goes."""
+    share_cost(conn)
+    call(conn, "configure_group", "default", "bob", budget=1, budget_period="1 day", weight=weight)
+    if user:
+        call(conn, "configure_user", "default", "bob", user, max_running=5)
+    worker = register(conn)
+    create_many(conn, "bob", 5, user_keys=[user] * 5)
+    end(conn, worker, pop(conn, worker, 1), spent)
+    create_many(conn, "alice", 5)
+    held = groups_of(pop(conn, worker))
+    assert (held.count("alice"), held.count("bob")) == (5, 1)
+
+
 def test_no_more_is_begun_than_the_budget_is_expected_to_be_enough_for(conn: Conn) -> None:
     share_cost(conn)
     call(conn, "configure_group", "default", "bob", budget=100, budget_period="1 hour")
