@@ -1,6 +1,7 @@
 """What producers, workers and operators may do, in an order that a seed decides; one transaction stays open.
 
-After each step the tables must say nothing wrong. At the end, when nothing limits anybody, all tasks end.
+After each step the tables must say nothing wrong, and now and then all that can go must go, no later than a
+sleeping worker looks. At the end, when nothing limits anybody, all tasks end.
 """
 
 from collections.abc import Callable
@@ -34,6 +35,7 @@ RATES: dict[tuple[str, str | None], tuple[int, int]] = {
 LIMITS = ("max_running", "rate_limit", "breaker_threshold")
 FINISH = """select fairq.finish_tasks(%s, %s, %s, %s, p_retry_delays => %s::interval[], p_holds => %s::text[],
   p_costs => %s::float8[])"""
+SOON = 0.02  # there may be more already
 STARVED_AFTER = 30  # rounds without an end, each of several seconds of the engine's clock
 
 
@@ -99,13 +101,50 @@ class Walk:
     def check(self) -> None:
         """Hear the current rings first, and roll back."""
         run(self.conn, "begin")
+        idle = self.other.info.transaction_status == TransactionStatus.IDLE
         try:
-            if self.other.info.transaction_status == TransactionStatus.IDLE:
+            if idle:
                 hear_all(self.conn)
             wrong = violations(self.conn)
+            if not wrong and idle and self.chance.random() < 0.2:
+                self.check_that_all_that_can_go_does()
         finally:
             run(self.conn, "rollback")
         assert not wrong, wrong
+
+    def check_that_all_that_can_go_does(self) -> None:
+        """Whatever is left has a reason to wait, and nothing more may go before a sleeping worker looks.
+
+        For the caller to roll back.
+        """
+        if one(self.conn, "select moving_from is not null from fairq.settings"):
+            return
+        worker = self.register()
+        self.pop_all(worker)
+        waiting = """
+            select t.id, e.reason
+            from fairq.live_tasks t
+            cross join fairq.explain_task(t.id) e
+            where t.worker_id is null"""
+        left = run(self.conn, waiting)
+        lying = [row for row in left if row[1].startswith(("behind", "due since", "cancelled, to be"))]
+        assert not lying, lying
+        query = "select due_in from fairq.turn(%s, %s, '{9,9}', 9) where id is null"
+        due_in = one(self.conn, query, worker, list(QUEUES))
+        if due_in is None or due_in > SOON:
+            later = self.now + timedelta(seconds=3000 if due_in is None else due_in - 0.002)
+            run(self.conn, "select set_config('fairq.now', %s, true)", later.isoformat())
+            assert self.pop_all(worker) == [], (due_in, left)
+
+    def pop_all(self, worker: int) -> list[int]:
+        taken: list[int] = []
+        for queue in QUEUES:
+            in_vain = 0
+            while in_vain < 3:  # a call makes a bounded number of rounds
+                found = pop(self.conn, worker, 50, queue=queue)
+                taken += found
+                in_vain = 0 if found else in_vain + 1
+        return taken
 
     def register(self) -> int:
         query = "select fairq.register_worker('w', %s::text[], 8, '1 minute')"
