@@ -307,7 +307,6 @@ _HINTS: dict[type[DatabaseError], str] = {
 
 
 _HINTS_BY_SQLSTATE: dict[str, str] = {
-    "22P05": "The database's encoding lacks a letter; fairq works best in UTF8.",
     "25006": "It is a standby, or the role's transactions are read only: fairq doctor says which.",
     "57014": "Somebody cancelled it, or a statement_timeout is too short: fairq doctor says which.",
     "22P05": "The database's encoding has no such character. One with the encoding UTF8 has them all.",
