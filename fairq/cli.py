@@ -194,6 +194,7 @@ def _ended_well(as_json: bool = False) -> Iterator[None]:
             from fairq.dsn import mask
 
             click.echo(mask(traceback.format_exc()), err=True)
+        flush_output()  # Python would fail again when it ends
         raise failure_of(exc) from exc
 
 

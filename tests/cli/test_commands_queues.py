@@ -15,7 +15,7 @@ import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
 
-from fairq import install, policies
+from fairq import policies
 from fairq.cli import COMMANDS, DSN, Exit, main
 from fairq.commands import common
 from fairq.dsn import to_url
@@ -24,7 +24,7 @@ from tests.cli.running import answer, as_role, fairq, ok, process, terminal
 from tests.support.calls import column, create_all, one, pop, promote, register
 from tests.support.database import Database
 from tests.support.moves import assert_moved, begin, step
-from tests.support.server import TestServer, create_database, drop_database, private_server, with_database
+from tests.support.server import TestServer, create_database, drop_database, private_server
 from tests.support.sessions import wait_until, wait_until_blocked
 from tools.reference import commands
 
@@ -772,23 +772,6 @@ def test_commands_speak_utf8_whatever_the_environment_says(
     monkeypatch.setenv("PGCLIENTENCODING", "LATIN1")
     ok(database, "enqueue", "\u65e5\u672c", '"\u20ac"')
     assert "\u65e5\u672c" in ok(database, "groups")
-
-
-def test_commands_work_in_a_database_without_an_encoding(server: TestServer) -> None:
-    """psycopg gives bytes there, unless it is told that the client speaks UTF-8."""
-    name = f"fairq_test_{server.run_id}_{uuid.uuid4().hex[:8]}"
-    with psycopg.connect(server.admin_dsn, autocommit=True) as admin:
-        made = "create database {} encoding 'SQL_ASCII' locale 'C' template template0"
-        admin.execute(psycopg.sql.SQL(made).format(psycopg.sql.Identifier(name)))
-    try:
-        dsn = with_database(server.admin_dsn, name)
-        for command in ("migrate", "enqueue bob", "stats", "groups", "explain 1", "maintain"):
-            ok(dsn, *command.split())
-        said = fairq(dsn, "doctor").stdout
-        assert "failed" not in said
-        assert f"schema       {install.head()}" in said
-    finally:
-        drop_database(server, name)
 
 
 # --- completion -------------------------------------------------------------------------------------
