@@ -671,13 +671,13 @@ def test_a_part_of_maintenance_that_is_stopped_holds_up_no_other_one_and_no_late
         (pid,) = column(observer, sessions, database.name)
         holder.execute("lock table fairq.maintenance in exclusive mode")
         wait_until_blocked(observer, pid)
-        observer.execute("select pg_cancel_backend(%s)", [pid])
+        observer.execute("select pg_cancel_backend(%s::integer)", [pid])
         assert "canceling statement due to user request" in running.stderr.readline()
         wait_until_blocked(observer, pid)  # in the next part
         holder.rollback()
         while json.loads(running.stdout.readline())["done"].get("stopped") != 1:
             pass
-        observer.execute("select pg_terminate_backend(%s)", [pid])
+        observer.execute("select pg_terminate_backend(%s::integer)", [pid])
         assert running.stderr.readline().endswith("; trying again\n")
         wait_until(lambda: column(observer, sessions, database.name) not in ([], [pid]), "it is back")
         running.terminate()
