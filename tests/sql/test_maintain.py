@@ -268,6 +268,7 @@ def test_a_clock_that_is_set_back_and_forward_between_two_upkeeps_hides_nothing_
     assert pop(db, worker, 1, lease="10 seconds") == [claimed]
     run(db, "select fairq.pause_group('default', 'late')")
     late = create(db, "late", expires_at="2030-01-01 11:00:10+00")
+    run(db, "select fairq.heartbeat(%s)", worker)  # a pop is a sign of life only in the shards that it asks
     at(db, "12:03:05")
     did = maintain(db)
     assert (did["unclaimed"], did["expired"]) == (1, 1)
@@ -290,8 +291,8 @@ def test_a_dead_worker_is_lost_in_time_though_the_clock_was_set_back(db: Conn) -
         run(db, "select fairq.heartbeat(%s)", alive)
     at(db, "11:01:30")
     assert maintain(db)["recovered"] == 1
-    assert run(db, "select worker_id from fairq.workers") == [(alive,)]
-    assert run(db, "select circuit_trips from fairq.heartbeats") == [(3,)]
+    assert run(db, "select distinct worker_id from fairq.workers") == [(alive,)]
+    assert run(db, "select distinct circuit_trips from fairq.heartbeats") == [(3,)]
     assert pop(db, alive, 1) == tasks[:1]
     assert finish(db, alive, tasks[1:]) == tasks[1:]
 
